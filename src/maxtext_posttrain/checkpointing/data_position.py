@@ -1,0 +1,82 @@
+"""The data position beside a step's items.
+
+It lies in `<step>/post_train_iter`, not in `iter`: pre-training with `dataset_type=grain` puts whatever it finds in
+`iter` into its own, different pipeline, and would fail to resume.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any, Protocol
+
+import jax
+from etils import epath
+from orbax.checkpoint import v1 as ocp
+
+from maxtext_posttrain.errors import CheckpointError
+
+DATA_POSITION = "post_train_iter"
+
+
+class PositionedIterator(Protocol):
+  """An iterator that knows and can take a position, as JSON."""
+
+  def get_state(self) -> dict[str, Any]:
+    """The position after the batches already yielded."""
+    ...
+
+  def set_state(self, state: dict[str, Any]) -> None:
+    """Goes to a position from `get_state`; refuses one of other data."""
+    ...
+
+
+class DataPosition(ocp.StatefulCheckpointable):
+  """Saves each process's position to a file of its own, `process_<index>-of-<count>.json`."""
+
+  def __init__(self, iterator: PositionedIterator):
+    self._iterator = iterator
+
+  @staticmethod
+  def _file_name() -> str:
+    return f"process_{jax.process_index()}-of-{jax.process_count()}.json"
+
+  async def save(self, directory: Any) -> Any:
+    """Notes the position now; the returned coroutine writes it in the background."""
+    text = json.dumps(self._iterator.get_state())
+
+    async def write() -> None:
+      folder = await directory.await_creation()
+      await asyncio.to_thread((folder / self._file_name()).write_text, text)
+
+    return write()
+
+  async def load(self, directory: Any) -> Any:
+    """Reads this process's file and moves the iterator there."""
+
+    async def read() -> None:
+      await asyncio.to_thread(self.restore, epath.Path(directory))
+
+    return read()
+
+  def restore(self, directory: epath.Path) -> bool:
+    """Moves the iterator to the position saved in `directory`; False where there is none.
+
+    Raises:
+      CheckpointError: the folder was written by another number of processes, or its file can't be read.
+    """
+    file = directory / self._file_name()
+    if not file.exists():
+      found = sorted(path.name for path in directory.glob("process_*.json")) if directory.exists() else []
+      if found:
+        raise CheckpointError(
+          f"data position {directory} was written by other processes ({', '.join(found)}), {self._file_name()} is"
+          " wanted; resume with the same number of processes"
+        )
+      return False
+    try:
+      state = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+      raise CheckpointError(f"data position {file} can't be read: {error}") from error
+    self._iterator.set_state(state)
+    return True

@@ -1,0 +1,459 @@
+"""The checkpoint manager Tunix's trainers save through, in the layout that pre-training resumes from."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp_v0
+from etils import epath
+from flax import nnx
+from orbax.checkpoint import v1 as ocp
+from tunix.sft import checkpoint_manager as tunix_checkpoint_manager
+
+from maxtext_posttrain import maxtext_api
+from maxtext_posttrain.checkpointing import layout, reader
+from maxtext_posttrain.checkpointing.data_position import DATA_POSITION, DataPosition, PositionedIterator
+from maxtext_posttrain.checkpointing.metadata import describe_checkpoint
+from maxtext_posttrain.errors import CheckpointError
+
+logger = logging.getLogger(__name__)
+
+_WRAPPERS_KEY = "optimizer_wrappers"
+_BYTES_PER_GB = 10**9
+
+
+class Target(Protocol):
+  """What pre-training would build: see `maxtext_api.PretrainingState`."""
+
+  @property
+  def state(self) -> nnx.State:
+    """Abstract state of the bare `TrainStateNNX`."""
+    ...
+
+  @property
+  def opt_state(self) -> Any:
+    """The optimizer's part with optax's own types."""
+    ...
+
+
+@dataclasses.dataclass(frozen=True)
+class _LiveTarget:
+  """A target taken from the live state, where no configuration says what pre-training would build."""
+
+  state: nnx.State
+  opt_state: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class StorageOptions:
+  """How checkpoints are written; MaxText's keys and meanings.
+
+  Attributes:
+    save_interval_steps: save at multiples of this step (`checkpoint_period`).
+    max_to_keep: newest checkpoints kept; None keeps all (`max_num_checkpoints_to_keep`).
+    use_async: write in the background once the arrays are on the host (`async_checkpointing`).
+    use_ocdbt: one key-value store instead of a folder an array (`checkpoint_storage_use_ocdbt`).
+    use_zarr3: `checkpoint_storage_use_zarr3`.
+    device_host_gb: device-to-host budget in GB (`checkpoint_storage_concurrent_gb`). It does not cap reads and
+      writes: a single array larger than such a cap can't be saved.
+    target_file_bytes: size at which a data file is closed (`checkpoint_storage_target_data_file_size_bytes`).
+    restore_fallback: use the checkpoint before a damaged newest one.
+    save_decision_policy: Orbax's policy, where a caller brings one; stands in for `save_interval_steps`.
+  """
+
+  save_interval_steps: int = 1
+  max_to_keep: int | None = None
+  use_async: bool = True
+  use_ocdbt: bool = True
+  use_zarr3: bool = True
+  device_host_gb: int | None = None
+  target_file_bytes: int | None = None
+  restore_fallback: bool = False
+  save_decision_policy: Any = None
+
+  @classmethod
+  def of(cls, options: ocp_v0.CheckpointManagerOptions | None, config: Any) -> StorageOptions:
+    """From Tunix's `checkpointing_options` and a configuration with MaxText's keys; the options win where both speak.
+
+    Either may be None.
+    """
+    values: dict[str, Any] = {}
+    for field, key in (
+      ("save_interval_steps", "checkpoint_period"),
+      ("max_to_keep", "max_num_checkpoints_to_keep"),
+      ("use_async", "async_checkpointing"),
+      ("use_ocdbt", "checkpoint_storage_use_ocdbt"),
+      ("use_zarr3", "checkpoint_storage_use_zarr3"),
+      ("device_host_gb", "checkpoint_storage_concurrent_gb"),
+      ("target_file_bytes", "checkpoint_storage_target_data_file_size_bytes"),
+      ("restore_fallback", "restore_fallback"),
+    ):
+      value = getattr(config, key, None)
+      if value is not None:
+        values[field] = value
+    if options is not None:
+      values["save_interval_steps"] = options.save_interval_steps
+      values["use_async"] = options.enable_async_checkpointing
+      if options.max_to_keep is not None:
+        values["max_to_keep"] = options.max_to_keep
+      if options.save_decision_policy is not None:
+        values["save_decision_policy"] = options.save_decision_policy
+    return cls(**values)
+
+  def context(self) -> ocp.Context:
+    """A fresh Orbax context; it reads the part of a checkpoint that is asked for."""
+    context = maxtext_api.build_orbax_context(
+      use_ocdbt=self.use_ocdbt,
+      use_zarr3=self.use_zarr3,
+      ocdbt_target_data_file_size_bytes=self.target_file_bytes,
+      partial_load=True,
+    )
+    if self.device_host_gb:
+      context.memory.transfer_concurrent_bytes = self.device_host_gb * _BYTES_PER_GB
+    return context
+
+
+class MaxTextLayoutCheckpointManager(tunix_checkpoint_manager.CheckpointManager):
+  """Saves and restores `<root>/<step>/items` exactly as MaxText's pre-training does.
+
+  A drop-in for Tunix's manager. The written tree is built from the abstract state that pre-training would build; live
+  leaves are mapped onto it path by path. Restoring also reads Tunix's own layout; the next save is in MaxText's.
+  """
+
+  def __init__(
+    self,
+    root_directory: str | None = None,
+    options: ocp_v0.CheckpointManagerOptions | None = None,
+    config: Any = None,
+    *,
+    target: Target | None = None,
+    micro_steps_per_update: int = 1,
+  ):
+    """Opens `root_directory`, making it if needed.
+
+    Args:
+      root_directory: the run's `checkpoints` folder; None makes a manager that does nothing.
+      options: as Tunix's manager takes them.
+      config: an object with MaxText's keys, for the storage options and the step's metadata.
+      target: pre-training's abstract state; without it the layout is taken from the live state itself.
+      micro_steps_per_update: accumulation steps where the optimizer is inside `optax.MultiSteps`.
+
+    Raises:
+      CheckpointError: the folder can't be made or read.
+    """
+    super().__init__(root_directory=None)
+    self._config = config
+    self._target = target
+    self._micro_steps_per_update = micro_steps_per_update
+    self._storage = StorageOptions.of(options, config)
+    self._checkpointer: ocp.training.Checkpointer | None = None
+    self._save_in_flight: int | None = None
+    self.data_iterator: PositionedIterator | None = None
+    self.save_seconds = 0.0
+    if root_directory is not None:
+      self._checkpointer = self._open(str(root_directory))
+
+  def _open(self, root_directory: str) -> ocp.training.Checkpointer:
+    storage = self._storage
+    policies = ocp.training.save_decision_policies
+    preservation = ocp.training.preservation_policies
+    with _one_line_errors(f"checkpoint folder {root_directory} can't be used"):
+      # Every folder is tried before hours of training rest on it.
+      epath.Path(root_directory).mkdir(parents=True, exist_ok=True)
+      return ocp.training.Checkpointer(
+        root_directory,
+        context=storage.context(),
+        save_decision_policy=storage.save_decision_policy or policies.FixedIntervalPolicy(storage.save_interval_steps),
+        preservation_policy=None if storage.max_to_keep is None else preservation.LatestN(storage.max_to_keep),
+        cleanup_tmp_directories=jax.process_count() == 1,
+      )
+
+  @property
+  def enabled(self) -> bool:
+    """Whether this manager reads and writes anything at all."""
+    return self._checkpointer is not None
+
+  def all_steps(self) -> list[int]:
+    """Committed steps, oldest first."""
+    return [] if self._checkpointer is None else [checkpoint.step for checkpoint in self._checkpointer.checkpoints]
+
+  def latest_step(self) -> int | None:
+    """The newest committed step, or None."""
+    steps = self.all_steps()
+    return steps[-1] if steps else None
+
+  def should_save(self, step: int) -> bool:
+    """Whether `save(step, ...)` without `force` would write a checkpoint."""
+    if self._checkpointer is None or step in self.all_steps():
+      return False
+    return self._checkpointer.should_save(step)
+
+  def save(
+    self,
+    step: int,
+    model: nnx.Module,
+    optimizer: nnx.Optimizer | None = None,
+    save_only_lora_params: bool = False,
+    force: bool = False,
+    custom_metadata: dict[str, Any] | None = None,
+  ) -> bool:
+    """Writes `<root>/<step>/items`, and the data position beside it.
+
+    Args:
+      step: optimizer updates made; the folder's name.
+      model: the live model, bare or behind the adapter.
+      optimizer: its optimizer; without it only weights and `nnx_aux` are written.
+      save_only_lora_params: not for full training.
+      force: write even where the interval says no.
+      custom_metadata: added to the step's metadata; wins over what the configuration says.
+
+    Returns:
+      Whether a checkpoint was written (or started, where writing is asynchronous). A step that is there is not
+      written again.
+
+    Raises:
+      CheckpointError: the state does not fit pre-training's layout, or it, or the save before it, could not be written.
+    """
+    if self._checkpointer is None:
+      return False
+    self._raise_failed_save()
+    if not force and not self._checkpointer.should_save(step):
+      return False
+    if step in self.all_steps():
+      logger.info("checkpoint %d is there already", step)
+      return False
+    if save_only_lora_params:
+      raise CheckpointError(f"checkpoint {step}: adapter-only checkpoints are not written by full training")
+    start = time.perf_counter()
+    live, plan, target = self._plan(model, optimizer)
+    items = maxtext_api.to_checkpoint_dict(layout.to_pretraining(plan, live, target.state))
+    metadata = self._metadata_from_config()
+    kept = layout.kept_wrapper_values(plan, live)
+    if kept:
+      metadata[_WRAPPERS_KEY] = kept
+    checkpointables: dict[str, Any] = {"items": items}
+    if self.data_iterator is not None:
+      checkpointables[DATA_POSITION] = DataPosition(self.data_iterator)
+    with _one_line_errors(f"checkpoint {self._step_path(step)} could not be written"):
+      response = self._checkpointer.save_checkpointables_async(
+        step, checkpointables, force=force, custom_metadata={**metadata, **(custom_metadata or {})}
+      )
+    self._save_in_flight = step if response is not None else None
+    if not self._storage.use_async:
+      self.wait_until_finished()
+    self.save_seconds += time.perf_counter() - start
+    return response is not None
+
+  def maybe_restore(
+    self,
+    model: nnx.Module,
+    optimizer: nnx.Optimizer | None = None,
+    step: int | None = None,
+    restore_only_lora_params: bool = False,
+  ) -> tuple[int, dict[str, Any]]:
+    """Restores `model` and `optimizer` in place from the newest checkpoint, or from `step`.
+
+    Returns:
+      The number of updates made and the step's metadata; `(0, {})` where there is no checkpoint.
+
+    Raises:
+      CheckpointError: the checkpoint is damaged, or does not fit the model; each path that does not is named.
+    """
+    if restore_only_lora_params:
+      raise CheckpointError("adapter-only checkpoints are not read by full training")
+    candidates = self.all_steps()[::-1] if step is None else [step]
+    for index, candidate in enumerate(candidates):
+      path = self._step_path(candidate)
+      try:
+        return self.restore_path(str(path), model, optimizer)
+      except reader.DamagedCheckpointError as error:
+        older = candidates[index + 1] if index + 1 < len(candidates) else None
+        if self._storage.restore_fallback and older is not None:
+          logger.warning("%s; going back to checkpoint %d", error, older)
+          continue
+        advice = "there is no older checkpoint"
+        if older is not None:
+          advice = f"set restore_fallback=true to use checkpoint {older}"
+        raise CheckpointError(f"{error}; {advice}, or remove that folder") from error
+    return 0, {}
+
+  def restore_path(
+    self, path: str, model: nnx.Module, optimizer: nnx.Optimizer | None = None
+  ) -> tuple[int, dict[str, Any]]:
+    """Restores in place from any step's folder, in MaxText's layout or Tunix's; see `maybe_restore`."""
+    start = time.perf_counter()
+    stored = describe_checkpoint(path)
+    live, plan, target = self._plan(model, optimizer)
+    restored = reader.read_train_state(
+      stored, target.state, target.opt_state, self._storage.context, with_optimizer=optimizer is not None
+    )
+    kept: Mapping[str, Any] = stored.custom_metadata.get(_WRAPPERS_KEY, {})
+    state = layout.from_pretraining(
+      plan, restored.leaves, live, kept, micro_steps_per_update=self._micro_steps_per_update
+    )
+    nnx.update(model, state["model"])
+    if optimizer is not None:
+      nnx.update(optimizer, state["optimizer"])
+    for note in restored.notes:
+      logger.warning("%s: %s", stored.root, note)
+    logger.info("restored %s in %.1f s", stored.root, time.perf_counter() - start)
+    return restored.updates, dict(stored.custom_metadata)
+
+  def load_parameters(self, path: str, model: nnx.Module) -> None:
+    """Loads the weights alone into `model`, as `load_parameters_path` means it; works for a disabled manager too.
+
+    Args:
+      path: a step's folder, its `items`, or Tunix's `model_params`.
+      model: the live model.
+
+    Raises:
+      CheckpointError: no checkpoint is there, it is damaged, or it does not fit the model.
+    """
+    stored = describe_checkpoint(path)
+    live, plan, target = self._plan(model, None)
+    restored = reader.read_parameters(stored, target.state, self._storage.context)
+    nnx.update(model, layout.from_pretraining(plan, restored.leaves, live)["model"])
+
+  def restore_data_position(self, step: int | None = None) -> bool:
+    """Puts `data_iterator` where it stood at the step's save; False where the step holds no position for it."""
+    step = self.latest_step() if step is None else step
+    if self._checkpointer is None or self.data_iterator is None or step is None:
+      return False
+    return DataPosition(self.data_iterator).restore(self._step_path(step) / DATA_POSITION)
+
+  def wait_until_finished(self) -> None:
+    """Blocks until background writing is done.
+
+    Raises:
+      CheckpointError: it failed.
+    """
+    if self._checkpointer is not None:
+      with self._save_errors():
+        self._checkpointer.wait()
+
+  def close(self) -> None:
+    """Finishes background writing and releases every thread; a second call does nothing."""
+    super().close()
+    checkpointer, self._checkpointer = self._checkpointer, None
+    if checkpointer is not None:
+      with self._save_errors():
+        try:
+          checkpointer.wait()
+        finally:
+          checkpointer.close()
+
+  def _raise_failed_save(self) -> None:
+    """A background save that failed is an error at the next step, not at the next save."""
+    if self._checkpointer is not None and self._save_in_flight is not None:
+      if self._checkpointer.is_saving_in_progress():
+        return
+      self.wait_until_finished()
+
+  @contextlib.contextmanager
+  def _save_errors(self) -> Iterator[None]:
+    step, self._save_in_flight = self._save_in_flight, None
+    where = "a checkpoint" if step is None or self._checkpointer is None else f"checkpoint {self._step_path(step)}"
+    with _one_line_errors(f"{where} could not be written"):
+      yield
+
+  def _step_path(self, step: int) -> epath.Path:
+    if self._checkpointer is None:
+      raise CheckpointError("this run does not use checkpoints (enable_checkpointing or post_train_skip_checkpointing)")
+    return epath.Path(self._checkpointer.directory) / str(step)
+
+  def _plan(
+    self, model: nnx.Module, optimizer: nnx.Optimizer | None
+  ) -> tuple[nnx.State, layout.LayoutPlan, Target]:
+    live = nnx.state(maxtext_api.TrainStateNNX(model, optimizer), nnx.Not(nnx.Any(nnx.Cache, nnx.Intermediate)))
+    live_opt_state = None if optimizer is None else nnx.as_pure(optimizer.opt_state)
+    target = self._target or live_target(model, live, live_opt_state)
+    if optimizer is None:
+      target = _LiveTarget(nnx.State({"model": target.state["model"]}), None)
+    return live, layout.plan_layout(live, live_opt_state, target.state, target.opt_state), target
+
+  def _metadata_from_config(self) -> dict[str, Any]:
+    metadata: dict[str, Any] = {}
+    scan_layers = getattr(self._config, "scan_layers", None)
+    if scan_layers is not None:
+      metadata["scan_layers"] = bool(scan_layers)
+    return metadata
+
+
+def live_target(model: nnx.Module, live: nnx.State, live_opt_state: Any) -> Target:
+  """The layout taken from the live state: the adapter told by its class, the optimizer's wrappers by their types."""
+  depth = 0
+  while maxtext_api.is_tunix_adapter(model):
+    model, depth = getattr(model, layout.ADAPTER_CHILD), depth + 1
+  bare = layout.strip_adapter(live, depth)
+  if live_opt_state is None:
+    return _LiveTarget(bare, None)
+  opt_state = layout.strip_wrappers(live_opt_state)
+  if depth:
+    opt_state = layout.strip_adapter_from_optimizer(opt_state, depth)
+  step = live["optimizer"]["step"]
+  optimizer = nnx.State({"step": step, "opt_state": layout.as_nested_state(opt_state)})
+  return _LiveTarget(nnx.State({"model": bare["model"], "optimizer": optimizer}), opt_state)
+
+
+def checkpointing_enabled(config: Any) -> bool:
+  """Whether the run's own directory is read and written at all."""
+  return bool(getattr(config, "enable_checkpointing", True)) and not getattr(
+    config, "post_train_skip_checkpointing", False
+  )
+
+
+def install(
+  trainer: Any,
+  checkpoint_dir: str | None,
+  config: Any = None,
+  *,
+  target: Target | None = None,
+  data_iterator: PositionedIterator | None = None,
+) -> MaxTextLayoutCheckpointManager:
+  """Puts the MaxText-layout manager in the place of the one Tunix's trainer built, and restores the trainer from it.
+
+  The manager it replaces is closed. Call it once, after the trainer is built and before it trains.
+
+  Args:
+    trainer: a Tunix `PeftTrainer`.
+    checkpoint_dir: the run's `checkpoints` folder; None, or a configuration that skips checkpoints, installs a manager
+      that neither reads nor writes.
+    config: see `MaxTextLayoutCheckpointManager`.
+    target: see `MaxTextLayoutCheckpointManager`.
+    data_iterator: its position is saved beside the items, and restored.
+
+  Returns:
+    The installed manager.
+  """
+  trainer.checkpoint_manager.close()
+  accumulation = trainer.config.get_with_default("gradient_accumulation_steps", 1)
+  manager = MaxTextLayoutCheckpointManager(
+    checkpoint_dir if checkpoint_dir and checkpointing_enabled(config) else None,
+    trainer.config.checkpointing_options,
+    config,
+    target=target,
+    micro_steps_per_update=accumulation,
+  )
+  manager.data_iterator = data_iterator
+  trainer.checkpoint_manager = manager
+  trainer._train_steps, trainer._restored_custom_metadata = manager.maybe_restore(trainer.model, trainer.optimizer)
+  trainer._iter_steps = trainer._train_steps * accumulation
+  return manager
+
+
+@contextlib.contextmanager
+def _one_line_errors(title: str) -> Iterator[None]:
+  """Orbax's and the file system's exceptions as one line; ours pass as they are."""
+  try:
+    yield
+  except CheckpointError:
+    raise
+  except (OSError, ValueError, RuntimeError, TypeError, KeyError) as error:
+    raise CheckpointError(f"{title}: {reader.reason(error)}") from error

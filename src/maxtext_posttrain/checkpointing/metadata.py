@@ -1,0 +1,135 @@
+"""What a checkpoint says of itself: its step's metadata and the tree of each item, without reading an array."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import jax
+import numpy as np
+from etils import epath
+from orbax.checkpoint import v1 as ocp
+
+from maxtext_posttrain.errors import CheckpointError
+
+logger = logging.getLogger(__name__)
+
+ITEMS = "items"
+TUNIX_PARAMS = "model_params"
+TUNIX_OPTIMIZER = "optimizer_state"
+
+Layout = Literal["maxtext", "tunix"]
+KeyPath = tuple[str | int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredArray:
+  """Shape and dtype of an array on disk."""
+
+  shape: tuple[int, ...]
+  dtype: np.dtype
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredCheckpoint:
+  """One step on disk.
+
+  Attributes:
+    root: the step's folder, the parent of its items.
+    layout: `maxtext` (one `items` tree) or `tunix` (`model_params` and `optimizer_state`).
+    trees: each item's nested tree of `StoredArray`.
+    custom_metadata: what the writer noted of the step, for example `scan_layers`.
+  """
+
+  root: epath.Path
+  layout: Layout
+  trees: Mapping[str, Any]
+  custom_metadata: Mapping[str, Any]
+
+  def arrays(self, item: str = ITEMS) -> dict[KeyPath, StoredArray]:
+    """The item's arrays by path."""
+    return flatten_tree(self.trees[item])
+
+
+def flatten_tree(tree: Any) -> dict[KeyPath, Any]:
+  """Leaves of nested dicts and lists by path; `None` stands for no leaf."""
+  if isinstance(tree, Mapping):
+    children = list(tree.items())
+  elif isinstance(tree, (list, tuple)):
+    children = list(enumerate(tree))
+  else:
+    return {} if tree is None else {(): tree}
+  return {(key, *path): leaf for key, child in children for path, leaf in flatten_tree(child).items()}
+
+
+def step_root(path: epath.PathLike) -> epath.Path:
+  """The step's folder for a path that names it, or one of its items."""
+  path = epath.Path(str(path).rstrip("/"))
+  return path.parent if path.name in (ITEMS, TUNIX_PARAMS, TUNIX_OPTIMIZER) else path
+
+
+def load_step_metadata(path: epath.PathLike) -> dict[str, Any]:
+  """The step's custom metadata, found at `path` or at its parent; `{}` with one warning where neither has any."""
+  path = epath.Path(str(path).rstrip("/"))
+  reasons = []
+  for candidate in (path, path.parent):
+    try:
+      return dict(ocp.checkpointables_metadata(candidate).custom_metadata or {})
+    except (ValueError, OSError, KeyError) as error:
+      reasons.append(f"{candidate}: {type(error).__name__}")
+  logger.warning("no checkpoint metadata at %s or its parent (%s)", path, "; ".join(reasons))
+  return {}
+
+
+def describe_checkpoint(path: epath.PathLike) -> StoredCheckpoint:
+  """Reads what a step's folder holds.
+
+  Args:
+    path: the step's folder, or its `items` or `model_params`.
+
+  Raises:
+    CheckpointError: there is no checkpoint there, its metadata can't be read, or its layout is neither MaxText's nor
+      Tunix's.
+  """
+  root = step_root(path)
+  if not root.exists():
+    raise CheckpointError(f"no checkpoint at {root}: the path does not exist; name a step's folder or its {ITEMS}")
+  try:
+    metadata = ocp.checkpointables_metadata(root)
+    trees = {name: _stored_tree(tree) for name, tree in metadata.metadata.items() if isinstance(tree, (dict, list))}
+  except (ValueError, OSError, KeyError, TypeError) as error:
+    raise CheckpointError(f"no readable checkpoint at {root}: {_first_line(error)}") from error
+  if ITEMS in trees:
+    layout: Layout = "maxtext"
+  elif TUNIX_PARAMS in trees:
+    layout = "tunix"
+  else:
+    names = ", ".join(sorted(trees)) or "nothing"
+    raise CheckpointError(
+      f"checkpoint at {root} holds {names}: expected MaxText's {ITEMS} or Tunix's {TUNIX_PARAMS}; name a step's folder"
+    )
+  return StoredCheckpoint(root, layout, trees, dict(metadata.custom_metadata or {}))
+
+
+def _stored_tree(tree: Any) -> Any:
+  if isinstance(tree, Mapping):
+    return {key: _stored_tree(child) for key, child in tree.items()}
+  if isinstance(tree, (list, tuple)):
+    return [_stored_tree(child) for child in tree]
+  if hasattr(tree, "shape") and hasattr(tree, "dtype"):
+    return StoredArray(tuple(tree.shape), np.dtype(tree.dtype))
+  return None
+
+
+def stored_shape(leaf: Any) -> tuple[int, ...]:
+  """The shape a leaf has on disk: a typed rng key is stored as its words."""
+  if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+    return tuple(jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)).shape)
+  return tuple(leaf.shape)
+
+
+def _first_line(error: Exception) -> str:
+  text = str(error).strip()
+  return f"{type(error).__name__}: {text.splitlines()[0] if text else 'no message'}"

@@ -1,0 +1,213 @@
+"""The one door to MaxText's internals (pinned: maxtext 0.2.5).
+
+Every other module of this package asks here, so a MaxText release that moves something is met in this file. What we
+assume of MaxText is named and tested in `tests/integration/test_maxtext_assumptions.py`. Importing this module imports
+MaxText's model code (seconds); nothing that only checks a configuration may import it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from absl import logging as absl_logging
+from flax import nnx
+from flax.core.spmd import logical_axis_rules
+from jax.sharding import Mesh
+from maxtext.common import checkpoint_context, train_state_nnx
+from maxtext.configs import pyconfig
+from maxtext.layers import quantizations
+from maxtext.models import models
+from maxtext.optimizers import optimizers
+from maxtext.utils import maxtext_utils, maxtext_utils_nnx, sharding
+
+from maxtext_posttrain.errors import ConfigError
+
+PRNG_IMPL = "unsafe_rbg"
+"""The key implementation real pre-training sets; its checkpoints hold keys of this shape, (4,) uint32."""
+
+BATCH_KEYS = (
+  "inputs",
+  "inputs_position",
+  "inputs_segmentation",
+  "targets",
+  "targets_position",
+  "targets_segmentation",
+)
+
+TrainStateNNX = train_state_nnx.TrainStateNNX
+to_checkpoint_dict = train_state_nnx.to_checkpoint_dict
+opt_state_from_checkpoint = train_state_nnx._opt_state_from_linen
+split_for_checkpoint = train_state_nnx.split_for_checkpoint
+build_orbax_context = checkpoint_context.build_context
+
+
+class MaxTextConfig(pyconfig.HyperParameters):
+  """MaxText's own view of the run: what its model, optimizer and schedule read."""
+
+
+def use_pretraining_prng() -> None:
+  """Makes new PRNG keys of the kind pre-training stores. Call before the first model is built."""
+  jax.config.update("jax_default_prng_impl", PRNG_IMPL)
+
+
+def quiet_logs(show: bool) -> None:
+  """Turns MaxText's, Tunix's and Orbax's information lines on or off; warnings and errors always show."""
+  absl_logging.set_verbosity(absl_logging.INFO if show else absl_logging.ERROR)
+  level = logging.INFO if show else logging.ERROR
+  for name in ("maxtext", "tunix", "orbax", "jax", "absl"):
+    logging.getLogger(name).setLevel(level)
+
+
+def build_config(overrides: Mapping[str, Any], *, base_config: str = "base.yml") -> MaxTextConfig:
+  """Runs MaxText's own configuration: its YAML, its model overlay, its validators, its derived sizes.
+
+  Args:
+    overrides: MaxText keys and values; nested ones as mappings.
+    base_config: a file of MaxText's `configs` folder.
+
+  Raises:
+    ConfigError: MaxText's validators refuse a value; one line with what they say.
+  """
+  os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+  base_path = os.path.join(pyconfig.MAXTEXT_CONFIGS_DIR, base_config)
+  try:
+    pydantic_config = pyconfig._initialize_pydantic(["", base_path], **dict(overrides))
+  except (ValueError, TypeError, AssertionError, KeyError, FileNotFoundError) as error:
+    raise ConfigError(f"MaxText refuses the configuration: {_one_line(error)}") from error
+  config = MaxTextConfig(pydantic_config)
+  jax.config.update("jax_use_shardy_partitioner", config.shardy)
+  jax.config.update("jax_remove_size_one_mesh_axis_from_type", config.remove_size_one_mesh_axis_from_type)
+  return config
+
+
+def _one_line(error: Exception) -> str:
+  """Pydantic's and MaxText's messages span lines; the parts that matter, on one."""
+  errors = getattr(error, "errors", None)
+  if callable(errors):
+    parts = [f"{'.'.join(map(str, item['loc'])) or 'configuration'}: {item['msg']}" for item in errors()]
+    return "; ".join(parts)
+  return " ".join(str(error).split()) or type(error).__name__
+
+
+def build_mesh(config: MaxTextConfig) -> Mesh:
+  """The device mesh pre-training would use for this configuration."""
+  return maxtext_utils.get_mesh_from_config(config)
+
+
+@contextlib.contextmanager
+def mesh_context(config: MaxTextConfig, mesh: Mesh) -> Iterator[None]:
+  """The mesh and the logical axis rules under which MaxText's models trace and run."""
+  with jax.set_mesh(mesh), logical_axis_rules(config.logical_axis_rules):
+    yield
+
+
+@dataclasses.dataclass(frozen=True)
+class PretrainingState:
+  """What pre-training itself would build for a configuration, without any of its arrays.
+
+  Attributes:
+    create_model: makes the model with real arrays; call it under jit.
+    abstract_model: the model with `jax.ShapeDtypeStruct` leaves that carry their shardings.
+    tx: MaxText's optimizer over MaxText's schedule, without gradient clipping.
+    schedule: learning rate by number of updates already made.
+    graphdef: of the `TrainStateNNX`.
+    state: abstract state of the `TrainStateNNX`; leaves are `jax.ShapeDtypeStruct` with shardings.
+    opt_state: the same optimizer state as `state`'s, with optax's own types.
+  """
+
+  create_model: Callable[[], nnx.Module]
+  abstract_model: nnx.Module
+  tx: optax.GradientTransformation
+  schedule: optax.Schedule
+  graphdef: nnx.GraphDef
+  state: nnx.State
+  opt_state: Any
+
+
+def _create_model(config: MaxTextConfig, mesh: Mesh) -> nnx.Module:
+  rngs = maxtext_utils_nnx.create_nnx_rngs(config)
+  quant = quantizations.configure_quantization(config)
+  model = models.Transformer(config, mesh, quant=quant, rngs=rngs)
+  return quantizations.maybe_quantize_model(model, config)
+
+
+def pretraining_state(config: MaxTextConfig, mesh: Mesh) -> PretrainingState:
+  """Builds, abstractly, the train state that real pre-training builds for `config` on `mesh`."""
+
+  def create_model() -> nnx.Module:
+    return _create_model(config, mesh)
+
+  with logical_axis_rules(config.logical_axis_rules):
+    traced_model = nnx.eval_shape(create_model)
+    schedule = maxtext_utils.create_learning_rate_schedule(config)
+    tx = optimizers.get_optimizer(config, schedule, traced_model, mesh=mesh)
+    train_state = TrainStateNNX(traced_model, nnx.eval_shape(lambda: nnx.Optimizer(create_model(), tx, wrt=nnx.Param)))
+    graphdef, state = nnx.split(train_state)
+    shardings = sharding.nnx_construct_named_sharding(state, mesh)
+    state = jax.tree.map(
+      lambda leaf, placed: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=placed), state, shardings
+    )
+    abstract = nnx.merge(graphdef, state)
+  return PretrainingState(
+    create_model=create_model,
+    abstract_model=abstract.model,
+    tx=tx,
+    schedule=schedule,
+    graphdef=graphdef,
+    state=state,
+    opt_state=nnx.as_pure(abstract.optimizer.opt_state),
+  )
+
+
+def train_state_graphdef(pretraining: PretrainingState, tx: optax.GradientTransformation) -> nnx.GraphDef:
+  """The graph of a `TrainStateNNX` whose optimizer is `tx`; `tx` has the state tree of `pretraining.tx`."""
+  optimizer = nnx.eval_shape(lambda: nnx.Optimizer(pretraining.create_model(), tx, wrt=nnx.Param))
+  return nnx.graphdef(TrainStateNNX(nnx.eval_shape(pretraining.create_model), optimizer))
+
+
+def init_model(pretraining: PretrainingState, mesh: Mesh) -> nnx.Module:
+  """A model with freshly initialised weights, each made where its sharding places it."""
+  return maxtext_utils_nnx.create_nnx_sharded_model(pretraining.abstract_model, pretraining.create_model, mesh=mesh)
+
+
+def batch_sharding(config: MaxTextConfig, mesh: Mesh) -> jax.sharding.NamedSharding:
+  """How pre-training places a [batch, seq] array of tokens."""
+  return sharding.get_input_data_sharding(config, mesh)
+
+
+def tflops_per_device(config: MaxTextConfig) -> float:
+  """Model TFLOPs of one update on one device, forward and backward, by MaxText's own count."""
+  total, _, _ = maxtext_utils.calculate_tflops_training_per_device(config, log=False)
+  return float(total)
+
+
+def is_tunix_adapter(model: nnx.Module) -> bool:
+  """Whether `model` is MaxText's Tunix adapter, told by its class: its one child, `base`, is the model."""
+  return any(cls.__name__ == "TunixMaxTextAdapter" for cls in type(model).__mro__)
+
+
+def forward(config: MaxTextConfig, model: nnx.Module, batch: Mapping[str, jax.Array], *, is_train: bool) -> jax.Array:
+  """Logits [batch, seq, vocab] of a MaxText model for a batch with MaxText's keys, each [batch, seq]."""
+  return model(
+    decoder_input_tokens=batch["inputs"],
+    decoder_positions=batch["inputs_position"],
+    decoder_segment_ids=batch["inputs_segmentation"],
+    enable_dropout=config.enable_dropout if is_train else False,
+    decoder_target_tokens=batch["targets"],
+    decoder_target_mask=batch["targets_segmentation"],
+  )
+
+
+def pop_load_balance_loss(model: nnx.Module) -> jax.Array | None:
+  """Takes what the forward pass sowed out of the model; the mean of its MoE load-balance losses, if it has any."""
+  intermediates = nnx.pop(model, nnx.Intermediate).to_pure_dict()
+  losses = maxtext_utils.collect_intermediates_by_suffix(intermediates, "moe_lb_loss")
+  return jnp.mean(jnp.concatenate(losses)) if losses else None

@@ -1,0 +1,144 @@
+"""What a run tells: `metrics.jsonl`, TensorBoard, a progress bar, and lines for a log."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from tqdm import tqdm
+
+_SHOWN = ("loss", "learning_rate", "grad_norm", "tokens_per_second")
+
+
+class MetricsFile:
+  """One JSON object a line, in order of steps; what a killed run wrote past its checkpoint is dropped on resume."""
+
+  def __init__(self, path: Path, *, completed_steps: int = 0):
+    """Opens `path` for appending, after records of steps above `completed_steps` are removed from it.
+
+    Args:
+      path: the file; made with its folder where it is missing.
+      completed_steps: the step training goes on from.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    self.path = path
+    kept = [record for record in read_metrics(path) if record["step"] <= completed_steps] if path.exists() else []
+    self._seen = {(record["kind"], record["step"]) for record in kept}
+    temporary = path.with_suffix(".jsonl.tmp")
+    temporary.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
+    temporary.replace(path)
+    self._file: TextIO = path.open("a", encoding="utf-8")
+
+  def has(self, kind: str, step: int) -> bool:
+    """Whether a record of this kind and step is there."""
+    return (kind, step) in self._seen
+
+  def write(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
+    """Appends a record; it is in the file when this returns. Numbers that are not finite are written as null."""
+    record = {"kind": kind, "step": step, **{key: _json_number(value) for key, value in values.items()}}
+    self._file.write(json.dumps(record) + "\n")
+    self._file.flush()
+    self._seen.add((kind, step))
+
+  def close(self) -> None:
+    """Closes the file."""
+    self._file.close()
+
+
+def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
+  """The records of a metrics file; a last line that a kill cut short is left out."""
+  with path.open(encoding="utf-8") as file:
+    for line in file:
+      try:
+        yield json.loads(line)
+      except ValueError:
+        return
+
+
+def _json_number(value: Any) -> Any:
+  if isinstance(value, float) and not math.isfinite(value):
+    return None
+  return value
+
+
+class Reporter:
+  """Takes a run's metrics and shows them: file, TensorBoard, and either one live line or a line every N steps."""
+
+  def __init__(
+    self,
+    run_directory: Path,
+    *,
+    total_steps: int,
+    completed_steps: int = 0,
+    tensorboard_directory: str | None = None,
+    log_every: int = 10,
+    stream: TextIO | None = None,
+  ):
+    """Opens the outputs.
+
+    Args:
+      run_directory: where `metrics.jsonl` goes.
+      total_steps: the step at which the run ends.
+      completed_steps: the step it goes on from.
+      tensorboard_directory: None writes no TensorBoard events.
+      log_every: steps between lines where the stream is not a terminal.
+      stream: standard output by default.
+    """
+    self.metrics = MetricsFile(run_directory / "metrics.jsonl", completed_steps=completed_steps)
+    self.last: dict[str, dict[str, Any]] = {}
+    self._stream = stream or sys.stdout
+    self._log_every = log_every
+    self._total_steps = total_steps
+    self._bar: tqdm | None = None
+    if self._stream.isatty():
+      self._bar = tqdm(
+        total=total_steps, initial=completed_steps, file=self._stream, dynamic_ncols=True, desc="training", unit="step"
+      )
+    self._tensorboard = None
+    if tensorboard_directory is not None:
+      from tensorboardX import SummaryWriter  # Imported where it is used: protobuf takes a second.
+
+      self._tensorboard = SummaryWriter(tensorboard_directory, purge_step=completed_steps + 1)
+
+  def line(self, text: str) -> None:
+    """Prints a line without breaking the progress bar."""
+    if self._bar is not None:
+      self._bar.write(text, file=self._stream)
+    else:
+      print(text, file=self._stream, flush=True)
+
+  def train(self, step: int, values: Mapping[str, Any]) -> None:
+    """Reports one update."""
+    self._record("train", step, values)
+    if self._bar is not None:
+      self._bar.set_postfix({key: f"{values[key]:.4g}" for key in _SHOWN if values.get(key) is not None}, refresh=False)
+      self._bar.update(step - self._bar.n)
+    elif step % self._log_every == 0 or step == self._total_steps or step == 1:
+      shown = "  ".join(f"{key} {values[key]:.4g}" for key in _SHOWN if values.get(key) is not None)
+      self.line(f"step {step}/{self._total_steps}  {shown}")
+
+  def evaluation(self, step: int, values: Mapping[str, Any]) -> None:
+    """Reports one evaluation."""
+    self._record("eval", step, values)
+    shown = "  ".join(f"{key} {value:.4f}" for key, value in values.items() if isinstance(value, float))
+    self.line(f"evaluation at step {step}  {shown}")
+
+  def _record(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
+    self.last[kind] = {"step": step, **values}
+    self.metrics.write(kind, step, values)
+    if self._tensorboard is not None:
+      for key, value in values.items():
+        if isinstance(value, (int, float)):
+          self._tensorboard.add_scalar(f"{kind}/{key}", value, step)
+
+  def close(self) -> None:
+    """Closes every output."""
+    self.metrics.close()
+    if self._tensorboard is not None:
+      self._tensorboard.close()
+    if self._bar is not None:
+      self._bar.close()

@@ -1,0 +1,308 @@
+"""The life of a run, the same for every trainer: build, restore, train within the budget, save, report."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from tunix.sft import peft_trainer, profiler
+
+from maxtext_posttrain import maxtext_api
+from maxtext_posttrain.checkpointing.manager import MaxTextLayoutCheckpointManager, install
+from maxtext_posttrain.data import BatchIterator, SftDataset, StepBudgetedIterator, group_batches
+from maxtext_posttrain.errors import CheckpointError, ConfigError, TrainingError
+from maxtext_posttrain.maxtext_api import MaxTextConfig, PretrainingState
+from maxtext_posttrain.optimizer import add_gradient_clipping
+from maxtext_posttrain.performance import peak_tflops, throughput_metrics
+from maxtext_posttrain.report import Reporter
+from maxtext_posttrain.tokenizers import Tokenizer, build_tokenizer
+from maxtext_posttrain.trainers import plan
+from maxtext_posttrain.trainers.loop import PostTrainer
+from maxtext_posttrain.trainers.objective import Objective
+from maxtext_posttrain.trainers.signals import StopRequest
+from maxtext_posttrain.trainers.train_step import CompiledSteps, StepSettings, make_eval_step, make_train_step
+
+
+def run(objective: Objective, config: Any, *, dry_run: bool = False) -> int:
+  """Post-trains as configured.
+
+  Args:
+    objective: what the trainer states.
+    config: the validated configuration of the run.
+    dry_run: build everything, print the plan, train nothing and write nothing.
+
+  Returns:
+    The process's exit code: 0 for a finished run, 143 or 130 after a signal.
+
+  Raises:
+    PostTrainError: one line on what ended the run.
+  """
+  with StopRequest().listening() as stop:
+    session = Session(objective, config)
+    if dry_run:
+      session.print_plan()
+      return 0
+    return session.train(stop)
+
+
+@dataclasses.dataclass(frozen=True)
+class Datasets:
+  """The run's data."""
+
+  train: SftDataset
+  evaluation: SftDataset | None
+
+
+class Session:
+  """Everything one run is built of, up to but not including the restored state."""
+
+  def __init__(self, objective: Objective, config: Any):
+    """Builds the model's plan, the data and the compiled steps; allocates no weights and writes nothing."""
+    self.started = time.perf_counter()
+    self.objective = objective
+    self.config = config
+    maxtext_api.quiet_logs(show=config.maxtext_log)
+    maxtext_api.use_pretraining_prng()
+    overrides = dict(config.maxtext_overrides())
+    # Where only epochs are asked for, the data says how many steps that is, and the schedule needs to know.
+    datasets = None
+    if config.get("num_epoch") and "steps" not in overrides:
+      self.maxtext = maxtext_api.build_config(overrides)
+      datasets = self._build_datasets()
+      batches = datasets.train.total_batches or 0
+      overrides["steps"] = max(1, -(-batches // self.maxtext.gradient_accumulation_steps))
+    self.maxtext: MaxTextConfig = maxtext_api.build_config(overrides)
+    self.mesh: Mesh = maxtext_api.build_mesh(self.maxtext)
+    with maxtext_api.mesh_context(self.maxtext, self.mesh):
+      self.pretraining: PretrainingState = maxtext_api.pretraining_state(self.maxtext, self.mesh)
+      self.tx = add_gradient_clipping(self.pretraining.tx, self.maxtext.gradient_clipping_threshold)
+      self.graphdef = maxtext_api.train_state_graphdef(self.pretraining, self.tx)
+    with concurrent.futures.ThreadPoolExecutor(1, "compile") as executor:
+      # XLA compiles without the interpreter lock: meanwhile the data is read and tokenised.
+      compiling = executor.submit(self._compile)
+      self.datasets = datasets or self._build_datasets()
+      self.steps: CompiledSteps = compiling.result()
+
+  @property
+  def run_directory(self) -> Path:
+    """`<base_output_directory>/<run_name>`."""
+    return Path(self.maxtext.checkpoint_dir).parent
+
+  def _build_datasets(self) -> Datasets:
+    processes = jax.process_count()
+    batch_size, remainder = divmod(self.maxtext.micro_batch_size_to_train_on, processes)
+    eval_batch_size, eval_remainder = divmod(self.maxtext.micro_batch_size_to_eval_on, processes)
+    if remainder or eval_remainder or not batch_size or not eval_batch_size:
+      raise ConfigError(
+        f"per_device_batch_size={self.maxtext.per_device_batch_size}: {self.maxtext.micro_batch_size_to_train_on}"
+        f" sequences (evaluation: {self.maxtext.micro_batch_size_to_eval_on}) can't be shared by {processes} processes"
+      )
+    train, evaluation = self.objective.datasets(
+      self.config,
+      self._build_tokenizer(),
+      batch_size=batch_size,
+      eval_batch_size=eval_batch_size,
+      process_index=jax.process_index(),
+      process_count=processes,
+    )
+    for name, dataset in (("data", train), ("evaluation data", evaluation)):
+      if dataset is not None:
+        for line in dataset.report.lines():
+          print(f"{name}: {line}", flush=True)
+    return Datasets(train, evaluation)
+
+  def _build_tokenizer(self) -> Tokenizer | None:
+    config = self.config
+    if config.dataset_type == "synthetic":
+      return None
+    return build_tokenizer(
+      config.tokenizer_path,
+      config.tokenizer_type,
+      chat_template=config.get("chat_template") or config.get("chat_template_path") or None,
+      hf_access_token=config.get("hf_access_token") or None,
+      parse_special_tokens_in_content=config.parse_special_tokens_in_content,
+      trust_remote_code=config.trust_remote_code,
+    )
+
+  def _compile(self) -> CompiledSteps:
+    config, mesh = self.maxtext, self.mesh
+    settings = StepSettings(
+      schedule=self.pretraining.schedule,
+      grad_dtype=config.grad_dtype,
+      clipping_threshold=config.gradient_clipping_threshold,
+      pass_loss_to_optimizer=config.skip_step_on_spikes,
+    )
+
+    def loss(model: nnx.Module, batch: Mapping[str, jax.Array], is_train: bool) -> tuple[jax.Array, dict[str, Any]]:
+      return self.objective.loss(config, model, batch, is_train)
+
+    state = self.pretraining.state
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
+    started = time.perf_counter()
+    with maxtext_api.mesh_context(config, mesh):
+      train_step = jax.jit(
+        make_train_step(self.graphdef, loss, self.objective.weight, settings),
+        donate_argnums=0,
+        in_shardings=(shardings, self.batch_sharding),
+        out_shardings=(shardings, NamedSharding(mesh, PartitionSpec())),
+      )
+      shape = (config.gradient_accumulation_steps, config.micro_batch_size_to_train_on, config.max_target_length)
+      train = train_step.lower(state, self._abstract_batch(shape)).compile()
+      evaluate = None
+      if config.eval_interval > 0:
+        eval_step = jax.jit(
+          make_eval_step(self.graphdef, loss, self.objective.weight), in_shardings=(shardings, self.batch_sharding)
+        )
+        shape = (1, config.micro_batch_size_to_eval_on, config.max_target_length)
+        evaluate = eval_step.lower(state, self._abstract_batch(shape)).compile()
+    return CompiledSteps(train, evaluate, train.memory_analysis(), time.perf_counter() - started)
+
+  def _abstract_batch(self, shape: tuple[int, ...]) -> dict[str, jax.ShapeDtypeStruct]:
+    return {
+      key: jax.ShapeDtypeStruct(shape, np.int32, sharding=self.batch_sharding) for key in maxtext_api.BATCH_KEYS
+    }
+
+  @property
+  def batch_sharding(self) -> NamedSharding:
+    """Of [micro-batches, batch, seq] arrays: each micro-batch as pre-training places it."""
+    spec = maxtext_api.batch_sharding(self.maxtext, self.mesh).spec
+    return NamedSharding(self.mesh, PartitionSpec(None, *spec))
+
+  def place(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
+    """This process's part of a [micro-batches, batch, seq] batch, as global arrays."""
+    return {key: jax.make_array_from_process_local_data(self.batch_sharding, value) for key, value in batch.items()}
+
+  def print_plan(self) -> None:
+    """Prints what the run would do."""
+    for line in plan.describe(self):
+      print(line)
+
+  def train(self, stop: StopRequest) -> int:
+    """Restores, trains, saves; returns the exit code."""
+    config, mt = self.config, self.maxtext
+    with maxtext_api.mesh_context(mt, self.mesh):
+      trainer, batches, manager = self._build_trainer()
+      completed = trainer.train_steps
+      if completed > mt.steps:
+        raise CheckpointError(
+          f"the checkpoint in {mt.checkpoint_dir} is at step {completed}, beyond steps={mt.steps}; raise steps"
+        )
+      reporter = Reporter(
+        self.run_directory,
+        total_steps=mt.steps,
+        completed_steps=completed,
+        tensorboard_directory=mt.tensorboard_dir if mt.enable_tensorboard else None,
+        log_every=config.log_every,
+      )
+      budget = StepBudgetedIterator(
+        batches,
+        steps=mt.steps,
+        gradient_accumulation_steps=mt.gradient_accumulation_steps,
+        completed_steps=completed,
+        stop=stop,
+      )
+      trainer.prepare(
+        steps=self.steps,
+        place=self.place,
+        budget=budget,
+        groups=group_batches(budget, mt.gradient_accumulation_steps),
+        reporter=reporter,
+        save_on_completion=mt.save_checkpoint_on_completion,
+      )
+      reporter.line(
+        f"{self.objective.name}: step {completed} of {mt.steps}, ready after {time.perf_counter() - self.started:.1f} s"
+      )
+      try:
+        trainer.run(self._eval_batches if self.steps.evaluate is not None else None)
+      finally:
+        batches.close()
+        manager.close()
+      done = trainer.train_steps
+      if done < mt.steps and not (budget.exhausted or stop()):
+        raise TrainingError(f"training ended at step {done} of {mt.steps} although neither its data nor a signal did")
+      plan.print_end(self, reporter, done=done, exhausted=budget.exhausted, stopped=stop())
+    return stop.exit_code
+
+  def _build_trainer(self) -> tuple[PostTrainer, BatchIterator, MaxTextLayoutCheckpointManager]:
+    """The trainer with its weights, optimizer and data position: restored, loaded, or fresh."""
+    config, mt = self.config, self.maxtext
+    model = maxtext_api.init_model(self.pretraining, self.mesh)
+    peak = config.get("peak_tflops") or peak_tflops(jax.devices()[0].device_kind)
+    trainer = PostTrainer(
+      model,
+      self.tx,
+      self._tunix_config(),
+      graphdef=self.graphdef,
+      accumulation_steps=mt.gradient_accumulation_steps,
+      nonfinite_policy=config.nonfinite_gradients,
+      max_skipped_steps=config.max_skipped_steps,
+      throughput=throughput_metrics(maxtext_api.tflops_per_device(mt), peak, self.mesh.size),
+    )
+    batches = self.datasets.train.iterator()
+    manager = install(trainer, mt.checkpoint_dir, _Merged(config, mt), target=self.pretraining, data_iterator=batches)
+    if trainer.train_steps:
+      if not manager.restore_data_position():
+        print("this checkpoint holds no data position: the data starts from its beginning", flush=True)
+    elif mt.load_parameters_path:
+      manager.load_parameters(mt.load_parameters_path, model)
+    elif mt.load_full_state_path:
+      trainer._train_steps, _ = manager.restore_path(mt.load_full_state_path, model, trainer.optimizer)
+    self._place_state(trainer)
+    return trainer, batches, manager
+
+  def _place_state(self, trainer: PostTrainer) -> None:
+    """Every leaf where the compiled update takes it; scalars made one by one lie on one device until here."""
+    for node, part in ((trainer.model, "model"), (trainer.optimizer, "optimizer")):
+      shardings = jax.tree.map(lambda leaf: leaf.sharding, self.pretraining.state[part])
+      live = nnx.state(node, nnx.Not(nnx.Intermediate))
+      nnx.update(node, jax.device_put(live, shardings))
+
+  def _tunix_config(self) -> peft_trainer.TrainingConfig:
+    mt = self.maxtext
+    profiling = None
+    if mt.profiler:
+      profiling = profiler.ProfilerOptions(
+        log_dir=mt.tensorboard_dir,
+        skip_first_n_steps=mt.skip_first_n_steps_for_profiler,
+        profiler_steps=mt.profiler_steps,
+      )
+    return peft_trainer.TrainingConfig(
+      eval_every_n_steps=mt.eval_interval,
+      max_steps=None,
+      profiler_options=profiling,
+      data_sharding_axis=tuple(mt.data_sharding),
+    )
+
+  def _eval_batches(self) -> Iterator[dict[str, np.ndarray]]:
+    """One pass over the evaluation data, at most `eval_steps` batches where that is above 0."""
+    assert self.datasets.evaluation is not None
+    iterator = self.datasets.evaluation.iterator()
+    limit = self.maxtext.eval_steps
+    try:
+      for index, group in enumerate(group_batches(iterator, 1)):
+        if 0 < limit <= index:
+          return
+        yield group
+    finally:
+      iterator.close()
+
+
+class _Merged:
+  """One view of our keys and MaxText's derived ones, for the checkpoint manager."""
+
+  def __init__(self, config: Any, maxtext: MaxTextConfig):
+    self._config = config
+    self._maxtext = maxtext
+
+  def __getattr__(self, key: str) -> Any:
+    if key in self._config:
+      return self._config[key]
+    return getattr(self._maxtext, key)

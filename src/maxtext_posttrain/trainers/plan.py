@@ -1,0 +1,83 @@
+"""A run in words: what it will do, and how it ended."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import jax
+from flax import nnx
+
+from maxtext_posttrain.checkpointing.manager import checkpointing_enabled
+from maxtext_posttrain.report import Reporter
+
+if TYPE_CHECKING:
+  from maxtext_posttrain.trainers.base import Session
+
+
+def _bytes(tree: Any) -> int:
+  return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def _readable(number_of_bytes: float) -> str:
+  for unit in ("B", "KiB", "MiB", "GiB"):
+    if number_of_bytes < 1024:
+      return f"{number_of_bytes:.1f} {unit}"
+    number_of_bytes /= 1024
+  return f"{number_of_bytes:.1f} TiB"
+
+
+def describe(session: Session) -> Iterator[str]:
+  """The plan of a run that has been built and not started, line by line."""
+  mt, data = session.maxtext, session.datasets.train
+  params = nnx.filter_state(session.pretraining.state["model"], nnx.Param)
+  parameters = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
+  sequences = mt.micro_batch_size_to_train_on * mt.gradient_accumulation_steps
+  yield f"run         {session.objective.name} {mt.run_name}: {mt.steps} steps on {session.mesh.size} device(s)"
+  yield f"model       {mt.model_name}: {parameters:,} parameters, {mt.num_decoder_layers} layers"
+  yield (
+    f"batch       {sequences} sequences of {mt.max_target_length} tokens = {sequences * mt.max_target_length:,} tokens a"
+    f" step, in {mt.gradient_accumulation_steps} micro-batch(es)"
+  )
+  total = "repeating" if data.total_batches is None else f"{data.total_batches} in all"
+  yield f"data        {data.rows} sequences an epoch, {data.batches_per_epoch} batches an epoch, {total}"
+  memory = session.steps.memory
+  yield (
+    f"memory      per device: weights {_readable(_bytes(params) / session.mesh.size)}, optimizer"
+    f" {_readable(_bytes(session.pretraining.opt_state) / session.mesh.size)}, activations and temporaries"
+    f" {_readable(memory.temp_size_in_bytes)} (as compiled)"
+  )
+  yield f"compiled    in {session.steps.seconds:.1f} s"
+  if checkpointing_enabled(session.config) and mt.enable_checkpointing:
+    kept = mt.max_num_checkpoints_to_keep or "all"
+    yield f"checkpoints {mt.checkpoint_dir}<step>/items every {mt.checkpoint_period} steps, {kept} kept"
+  else:
+    yield "checkpoints none are read or written"
+  yield f"restored    {_restored(session)}"
+
+
+def _restored(session: Session) -> str:
+  mt = session.maxtext
+  steps = []
+  if checkpointing_enabled(session.config) and os.path.isdir(mt.checkpoint_dir):
+    steps = sorted(int(name) for name in os.listdir(mt.checkpoint_dir) if name.isdigit())
+  if steps:
+    return f"everything, from {mt.checkpoint_dir}{steps[-1]}"
+  if mt.load_parameters_path:
+    return f"weights, from {mt.load_parameters_path}"
+  if mt.load_full_state_path:
+    return f"everything, from {mt.load_full_state_path}"
+  return "nothing: fresh weights"
+
+
+def print_end(session: Session, reporter: Reporter, *, done: int, exhausted: bool, stopped: bool) -> None:
+  """Prints where the run ended and how pre-training goes on from it."""
+  mt = session.maxtext
+  why = "stopped by a signal" if stopped else "its epochs are done" if exhausted else "all steps done"
+  last = reporter.last.get("train", {})
+  loss = f", loss {last['loss']:.4f}" if last else ""
+  print(f"{session.objective.name} ended at step {done} of {mt.steps} ({why}){loss}", flush=True)
+  if checkpointing_enabled(session.config) and mt.enable_checkpointing and mt.save_checkpoint_on_completion:
+    print(f"checkpoint: {mt.checkpoint_dir}{done}/items", flush=True)

@@ -1,0 +1,54 @@
+"""Supervised fine-tuning on chats: next-token cross-entropy over the assistant's tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from maxtext_posttrain import maxtext_api
+from maxtext_posttrain.data import SftDataset, build_eval_dataset, build_train_dataset
+from maxtext_posttrain.losses.sft import sft_loss_sum
+from maxtext_posttrain.maxtext_api import MaxTextConfig
+from maxtext_posttrain.tokenizers import Tokenizer
+from maxtext_posttrain.trainers import base
+from maxtext_posttrain.trainers.objective import Objective
+from maxtext_posttrain.trainers.train_step import Batch
+
+
+class SFT(Objective):
+  """The mean negative log-likelihood of the trained tokens of the whole global batch."""
+
+  name = "sft"
+
+  def datasets(self, config: Any, tokenizer: Tokenizer | None, **sharding: int) -> tuple[SftDataset, SftDataset | None]:
+    """Chats as token batches with MaxText's keys; see `maxtext_posttrain.data`."""
+    eval_batch_size = sharding.pop("eval_batch_size")
+    train = build_train_dataset(config, tokenizer, **sharding)
+    sharding["batch_size"] = eval_batch_size
+    return train, build_eval_dataset(config, tokenizer, **sharding)
+
+  def loss(
+    self, config: MaxTextConfig, model: nnx.Module, batch: Batch, is_train: bool
+  ) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Cross-entropy summed over trained tokens, plus MaxText's z-loss and MoE balance terms where they are on."""
+    mask = batch["targets_segmentation"] != 0
+    logits = maxtext_api.forward(config, model, batch, is_train=is_train)
+    loss_sum = sft_loss_sum(logits, batch["targets"], mask, z_loss_multiplier=config.z_loss_multiplier)
+    metrics = {"tokens": jnp.sum(batch["inputs_segmentation"] != 0).astype(jnp.float32)}
+    balance = maxtext_api.pop_load_balance_loss(model)
+    if balance is not None and is_train:
+      # A mean over layers already: weighted by this micro-batch's tokens, it is a mean over the global batch too.
+      loss_sum += balance * jnp.sum(mask)
+    return loss_sum, metrics
+
+  def weight(self, batch: Batch) -> jax.Array:
+    """The number of trained tokens."""
+    return jnp.sum(batch["targets_segmentation"] != 0)
+
+
+def main(config: Any, *, dry_run: bool = False) -> int:
+  """Runs SFT as configured; returns the process's exit code."""
+  return base.run(SFT(), config, dry_run=dry_run)

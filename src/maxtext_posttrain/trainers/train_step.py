@@ -1,0 +1,132 @@
+"""One optimizer update and one evaluation batch, as pure functions of the train state; compiled once."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+from maxtext_posttrain.optimizer import global_norm
+
+Batch = Mapping[str, jax.Array]
+LossFn = Callable[[nnx.Module, Batch, bool], tuple[jax.Array, dict[str, jax.Array]]]
+WeightFn = Callable[[Batch], jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class StepSettings:
+  """What an update needs beside the loss.
+
+  Attributes:
+    schedule: learning rate by updates made, for the metrics.
+    grad_dtype: float32 gradients are cast to it before the update, as pre-training does.
+    clipping_threshold: the threshold inside the optimizer, for what spike detection sees; 0 is none.
+    pass_loss_to_optimizer: the optimizer wants `loss` and `grad_norm` (MaxText's `skip_step_on_spikes`).
+  """
+
+  schedule: optax.Schedule
+  grad_dtype: Any = jnp.float32
+  clipping_threshold: float = 0.0
+  pass_loss_to_optimizer: bool = False
+
+
+def make_train_step(
+  graphdef: nnx.GraphDef, loss_fn: LossFn, weight_fn: WeightFn, settings: StepSettings
+) -> Callable[[nnx.State, Batch], tuple[nnx.State, dict[str, jax.Array]]]:
+  """The function of one optimizer update.
+
+  The objective is the sum of the losses of all micro-batches over the sum of their weights: the mean over the whole
+  global batch, not a mean of means. A gradient whose norm is not finite changes neither weights nor optimizer; the
+  metric `finite` says so.
+
+  Args:
+    graphdef: of the `TrainStateNNX` of the live model and optimizer.
+    loss_fn: (model, micro-batch, is_train) to the loss summed over the micro-batch, and metrics that add up.
+    weight_fn: micro-batch to what its sum is divided by: trained tokens, or pairs.
+    settings: see `StepSettings`.
+
+  Returns:
+    (state, batch of arrays [micro-batches, batch, ...]) to (new state, metrics as float32 scalars).
+  """
+
+  def train_step(state: nnx.State, batch: Batch) -> tuple[nnx.State, dict[str, jax.Array]]:
+    train_state = nnx.merge(graphdef, state)
+    model_graphdef, params, rest = nnx.split(train_state.model, nnx.Param, ...)
+    weight = jnp.sum(jax.vmap(weight_fn)(batch).astype(jnp.float32))
+    divisor = jnp.maximum(weight, 1.0)
+
+    def mean_loss(params: nnx.State, rest: nnx.State, micro_batch: Batch) -> tuple[jax.Array, Any]:
+      model = nnx.merge(model_graphdef, params, rest, copy=True)
+      loss_sum, metrics = loss_fn(model, micro_batch, True)
+      new_rest = nnx.state(model, nnx.Not(nnx.Any(nnx.Param, nnx.Intermediate)))
+      return loss_sum / divisor, (metrics, new_rest)
+
+    value_and_grad = jax.value_and_grad(mean_loss, has_aux=True)
+    micro_batches = next(iter(batch.values())).shape[0]
+    if micro_batches == 1:
+      (loss, (metrics, rest)), grads = value_and_grad(params, rest, jax.tree.map(lambda leaf: leaf[0], batch))
+    else:
+
+      def accumulate(carry: Any, micro_batch: Batch) -> tuple[Any, Any]:
+        loss_sum, grad_sum, rest = carry
+        (loss, (metrics, rest)), grads = value_and_grad(params, rest, micro_batch)
+        return (loss_sum + loss, jax.tree.map(jnp.add, grad_sum, grads), rest), metrics
+
+      start = (jnp.float32(0.0), jax.tree.map(jnp.zeros_like, params), rest)
+      (loss, grads, rest), metrics = jax.lax.scan(accumulate, start, batch)
+      metrics = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), metrics)
+    grads = jax.tree.map(lambda grad: grad.astype(settings.grad_dtype) if grad.dtype == jnp.float32 else grad, grads)
+    grad_norm = global_norm(grads)
+    finite = jnp.isfinite(grad_norm) & jnp.isfinite(loss)
+    before = nnx.as_pure((nnx.state(train_state.optimizer), params))
+    learning_rate = settings.schedule(train_state.optimizer.step.get_value())
+    extra = {}
+    if settings.pass_loss_to_optimizer:
+      clip = settings.clipping_threshold
+      extra = {"loss": loss, "grad_norm": jnp.minimum(grad_norm, clip) if clip > 0 else grad_norm}
+    train_state.optimizer.update(train_state.model, grads, **extra)
+    after = nnx.as_pure((nnx.state(train_state.optimizer), nnx.state(train_state.model, nnx.Param)))
+    # A select fuses into the update; a branch would hold both states.
+    kept = jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, before)
+    nnx.update(train_state.optimizer, kept[0])
+    nnx.update(train_state.model, kept[1])
+    nnx.update(train_state.model, rest)
+    metrics = {
+      "loss": loss,
+      "grad_norm": grad_norm,
+      "learning_rate": jnp.asarray(learning_rate, jnp.float32),
+      "weight": weight,
+      "finite": finite,
+      **metrics,
+    }
+    return nnx.state(train_state, nnx.Not(nnx.Intermediate)), metrics
+
+  return train_step
+
+
+def make_eval_step(
+  graphdef: nnx.GraphDef, loss_fn: LossFn, weight_fn: WeightFn
+) -> Callable[[nnx.State, Batch], dict[str, jax.Array]]:
+  """The function of one evaluation batch: (state, batch [1, batch, ...]) to sums of loss, weight and metrics."""
+
+  def eval_step(state: nnx.State, batch: Batch) -> dict[str, jax.Array]:
+    batch = jax.tree.map(lambda leaf: leaf[0], batch)
+    loss_sum, metrics = loss_fn(nnx.merge(graphdef, state).model, batch, False)
+    return {"loss_sum": loss_sum, "weight": weight_fn(batch).astype(jnp.float32), **metrics}
+
+  return eval_step
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledSteps:
+  """The compiled update and evaluation; `memory` is the update's memory by XLA's own analysis, in bytes."""
+
+  train: Callable[[nnx.State, Batch], tuple[nnx.State, dict[str, jax.Array]]]
+  evaluate: Callable[[nnx.State, Batch], dict[str, jax.Array]] | None
+  memory: Any
+  seconds: float
