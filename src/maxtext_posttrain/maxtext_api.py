@@ -11,12 +11,14 @@ import contextlib
 import dataclasses
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+import pydantic
 from absl import logging as absl_logging
 from flax import nnx
 from flax.core.spmd import logical_axis_rules
@@ -66,20 +68,34 @@ def quiet_logs(show: bool) -> None:
     logging.getLogger(name).setLevel(level)
 
 
-def build_config(overrides: Mapping[str, Any], *, base_config: str = "base.yml") -> MaxTextConfig:
+@contextlib.contextmanager
+def _without_variables(names: Iterable[str]) -> Iterator[None]:
+  """The environment without `names`, inside the block."""
+  hidden = {name: os.environ.pop(name) for name in names if name in os.environ}
+  try:
+    yield
+  finally:
+    os.environ.update(hidden)
+
+
+def build_config(
+  overrides: Mapping[str, Any], *, base_config: str = "base.yml", hidden_environment: Iterable[str] = ()
+) -> MaxTextConfig:
   """Runs MaxText's own configuration: its YAML, its model overlay, its validators, its derived sizes.
 
   Args:
     overrides: MaxText keys and values; nested ones as mappings.
     base_config: a file of MaxText's `configs` folder.
+    hidden_environment: `M_<KEY>` variables whose values `overrides` holds already; MaxText refuses both.
 
   Raises:
     ConfigError: MaxText's validators refuse a value; one line with what they say.
   """
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-  base_path = os.path.join(pyconfig.MAXTEXT_CONFIGS_DIR, base_config)
+  base_path = str(Path(pyconfig.MAXTEXT_CONFIGS_DIR) / base_config)
   try:
-    pydantic_config = pyconfig._initialize_pydantic(["", base_path], **dict(overrides))
+    with _without_variables(hidden_environment):
+      pydantic_config = pyconfig._initialize_pydantic(["", base_path], **dict(overrides))
   except (ValueError, TypeError, AssertionError, KeyError, FileNotFoundError) as error:
     raise ConfigError(f"MaxText refuses the configuration: {_one_line(error)}") from error
   config = MaxTextConfig(pydantic_config)
@@ -90,10 +106,8 @@ def build_config(overrides: Mapping[str, Any], *, base_config: str = "base.yml")
 
 def _one_line(error: Exception) -> str:
   """Pydantic's and MaxText's messages span lines; the parts that matter, on one."""
-  errors = getattr(error, "errors", None)
-  if callable(errors):
-    parts = [f"{'.'.join(map(str, item['loc'])) or 'configuration'}: {item['msg']}" for item in errors()]
-    return "; ".join(parts)
+  if isinstance(error, pydantic.ValidationError):
+    return "; ".join(f"{'.'.join(map(str, item['loc'])) or 'configuration'}: {item['msg']}" for item in error.errors())
   return " ".join(str(error).split()) or type(error).__name__
 
 
@@ -134,7 +148,7 @@ class PretrainingState:
 
 def _create_model(config: MaxTextConfig, mesh: Mesh) -> nnx.Module:
   rngs = maxtext_utils_nnx.create_nnx_rngs(config)
-  quant = quantizations.configure_quantization(config)
+  quant: Any = quantizations.configure_quantization(config)
   model = models.Transformer(config, mesh, quant=quant, rngs=rngs)
   return quantizations.maybe_quantize_model(model, config)
 
@@ -149,13 +163,15 @@ def pretraining_state(config: MaxTextConfig, mesh: Mesh) -> PretrainingState:
     traced_model = nnx.eval_shape(create_model)
     schedule = maxtext_utils.create_learning_rate_schedule(config)
     tx = optimizers.get_optimizer(config, schedule, traced_model, mesh=mesh)
-    train_state = TrainStateNNX(traced_model, nnx.eval_shape(lambda: nnx.Optimizer(create_model(), tx, wrt=nnx.Param)))
+    optimizer = nnx.eval_shape(lambda: nnx.Optimizer(create_model(), tx, wrt=nnx.Param))
+    train_state = TrainStateNNX(traced_model, optimizer)
     graphdef, state = nnx.split(train_state)
     shardings = sharding.nnx_construct_named_sharding(state, mesh)
     state = jax.tree.map(
       lambda leaf, placed: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=placed), state, shardings
     )
     abstract = nnx.merge(graphdef, state)
+    assert abstract.optimizer is not None
   return PretrainingState(
     create_model=create_model,
     abstract_model=abstract.model,

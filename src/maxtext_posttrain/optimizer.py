@@ -30,9 +30,7 @@ def clip_by_global_norm(updates: Any, threshold: float) -> Any:
   return jax.tree.map(clip, updates)
 
 
-def add_gradient_clipping(
-  tx: optax.GradientTransformation, threshold: float
-) -> optax.GradientTransformationExtraArgs:
+def add_gradient_clipping(tx: optax.GradientTransformation, threshold: float) -> optax.GradientTransformationExtraArgs:
   """`tx` with gradients clipped first: the updates of `chain(clip_by_global_norm(threshold), tx)`, the state of `tx`.
 
   A chain would put one more level into the optimizer's state, which pre-training's does not have.

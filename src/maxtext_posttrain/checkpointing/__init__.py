@@ -1,0 +1,1 @@
+"""Checkpoints that MaxText's pre-training resumes from as they are."""

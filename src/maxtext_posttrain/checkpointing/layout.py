@@ -43,7 +43,12 @@ def format_path(path: Path) -> str:
 
 def flatten_state(state: nnx.State) -> FlatState:
   """Leaves of an `nnx.State` by path, without their `nnx.Variable` boxes."""
-  return {tuple(path): variable.get_value() for path, variable in nnx.to_flat_state(state)}
+  return {as_path(path): variable.get_value() for path, variable in nnx.to_flat_state(state)}
+
+
+def as_path(path: Iterable[Any]) -> Path:
+  """NNX's key types are wider than the strings and integers that modules and chains use."""
+  return tuple(path)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,9 +240,11 @@ def strip_wrappers(opt_state: Any) -> Any:
     if "learning_rate" in opt_state.hyperparams and type(inner) is tuple and _is_stateless(inner[-1]):
       return (*inner[:-1], optax.ScaleByScheduleState(count=opt_state.count))
     return inner
-  if type(opt_state) is tuple:
+  if type(opt_state) is tuple and not _is_stateless(opt_state):
     stateful = [entry for entry in opt_state if not _is_stateless(entry)]
-    if len(stateful) == 1 and (type(stateful[0]) is tuple or _is_wrapper(stateful[0])):
+    # A clip stands before the optimizer it clips; MaxText's own chains begin with a state, or (SGD's) hold a schedule.
+    clipped = _is_stateless(opt_state[0]) and not isinstance(stateful[0], optax.ScaleByScheduleState)
+    if len(stateful) == 1 and (clipped or type(stateful[0]) is tuple or _is_wrapper(stateful[0])):
       return strip_wrappers(stateful[0])
   return opt_state
 
@@ -466,8 +473,8 @@ def _replace_leaves(state: nnx.State, leaves: Mapping[Path, Any]) -> nnx.State:
   """`state` with the leaves named in `leaves` replaced, cast to the integer type that stands there."""
   replaced = []
   for path, variable in nnx.to_flat_state(state):
-    if tuple(path) in leaves:
-      leaf = leaves[tuple(path)]
+    if as_path(path) in leaves:
+      leaf = leaves[as_path(path)]
       want = variable.get_value()
       if not _is_key(want) and leaf.dtype != want.dtype and leaf.shape == ():
         leaf = leaf.astype(want.dtype) if not isinstance(leaf, jax.ShapeDtypeStruct) else want

@@ -6,11 +6,10 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 import jax
-import numpy as np
 import orbax.checkpoint as ocp_v0
 from etils import epath
 from flax import nnx
@@ -20,7 +19,7 @@ from tunix.sft import checkpoint_manager as tunix_checkpoint_manager
 from maxtext_posttrain import maxtext_api
 from maxtext_posttrain.checkpointing import layout, reader
 from maxtext_posttrain.checkpointing.data_position import DATA_POSITION, DataPosition, PositionedIterator
-from maxtext_posttrain.checkpointing.metadata import describe_checkpoint
+from maxtext_posttrain.checkpointing.metadata import DamagedCheckpointError, describe_checkpoint, reason
 from maxtext_posttrain.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -162,16 +161,21 @@ class MaxTextLayoutCheckpointManager(tunix_checkpoint_manager.CheckpointManager)
 
   def _open(self, root_directory: str) -> ocp.training.Checkpointer:
     storage = self._storage
-    policies = ocp.training.save_decision_policies
-    preservation = ocp.training.preservation_policies
+    # Orbax's own policies do not quite follow its own protocols' types.
+    save_decision: Any = storage.save_decision_policy or ocp.training.save_decision_policies.FixedIntervalPolicy(
+      storage.save_interval_steps
+    )
+    preservation: Any = None
+    if storage.max_to_keep is not None:
+      preservation = ocp.training.preservation_policies.LatestN(storage.max_to_keep)
     with _one_line_errors(f"checkpoint folder {root_directory} can't be used"):
       # Every folder is tried before hours of training rest on it.
       epath.Path(root_directory).mkdir(parents=True, exist_ok=True)
       return ocp.training.Checkpointer(
         root_directory,
         context=storage.context(),
-        save_decision_policy=storage.save_decision_policy or policies.FixedIntervalPolicy(storage.save_interval_steps),
-        preservation_policy=None if storage.max_to_keep is None else preservation.LatestN(storage.max_to_keep),
+        save_decision_policy=save_decision,
+        preservation_policy=preservation,
         cleanup_tmp_directories=jax.process_count() == 1,
       )
 
@@ -273,7 +277,7 @@ class MaxTextLayoutCheckpointManager(tunix_checkpoint_manager.CheckpointManager)
       path = self._step_path(candidate)
       try:
         return self.restore_path(str(path), model, optimizer)
-      except reader.DamagedCheckpointError as error:
+      except DamagedCheckpointError as error:
         older = candidates[index + 1] if index + 1 < len(candidates) else None
         if self._storage.restore_fallback and older is not None:
           logger.warning("%s; going back to checkpoint %d", error, older)
@@ -368,9 +372,7 @@ class MaxTextLayoutCheckpointManager(tunix_checkpoint_manager.CheckpointManager)
       raise CheckpointError("this run does not use checkpoints (enable_checkpointing or post_train_skip_checkpointing)")
     return epath.Path(self._checkpointer.directory) / str(step)
 
-  def _plan(
-    self, model: nnx.Module, optimizer: nnx.Optimizer | None
-  ) -> tuple[nnx.State, layout.LayoutPlan, Target]:
+  def _plan(self, model: nnx.Module, optimizer: nnx.Optimizer | None) -> tuple[nnx.State, layout.LayoutPlan, Target]:
     live = nnx.state(maxtext_api.TrainStateNNX(model, optimizer), nnx.Not(nnx.Any(nnx.Cache, nnx.Intermediate)))
     live_opt_state = None if optimizer is None else nnx.as_pure(optimizer.opt_state)
     target = self._target or live_target(model, live, live_opt_state)
@@ -456,4 +458,4 @@ def _one_line_errors(title: str) -> Iterator[None]:
   except CheckpointError:
     raise
   except (OSError, ValueError, RuntimeError, TypeError, KeyError) as error:
-    raise CheckpointError(f"{title}: {reader.reason(error)}") from error
+    raise CheckpointError(f"{title}: {reason(error)}") from error

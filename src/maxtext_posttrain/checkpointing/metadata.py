@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from etils import epath
 from orbax.checkpoint import v1 as ocp
@@ -22,6 +23,10 @@ TUNIX_OPTIMIZER = "optimizer_state"
 
 Layout = Literal["maxtext", "tunix"]
 KeyPath = tuple[str | int, ...]
+
+
+class DamagedCheckpointError(CheckpointError):
+  """The checkpoint's own files can't be read, whatever model asks for them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +81,7 @@ def load_step_metadata(path: epath.PathLike) -> dict[str, Any]:
   reasons = []
   for candidate in (path, path.parent):
     try:
-      return dict(ocp.checkpointables_metadata(candidate).custom_metadata or {})
+      return _json_object(ocp.checkpointables_metadata(candidate).custom_metadata)
     except (ValueError, OSError, KeyError) as error:
       reasons.append(f"{candidate}: {type(error).__name__}")
   logger.warning("no checkpoint metadata at %s or its parent (%s)", path, "; ".join(reasons))
@@ -90,27 +95,36 @@ def describe_checkpoint(path: epath.PathLike) -> StoredCheckpoint:
     path: the step's folder, or its `items` or `model_params`.
 
   Raises:
-    CheckpointError: there is no checkpoint there, its metadata can't be read, or its layout is neither MaxText's nor
-      Tunix's.
+    CheckpointError: there is no checkpoint there, or its layout is neither MaxText's nor Tunix's.
+    DamagedCheckpointError: there is one, and its metadata can't be read.
   """
   root = step_root(path)
   if not root.exists():
     raise CheckpointError(f"no checkpoint at {root}: the path does not exist; name a step's folder or its {ITEMS}")
+  items = [name for name in (ITEMS, TUNIX_PARAMS) if (root / name).exists()]
   try:
     metadata = ocp.checkpointables_metadata(root)
     trees = {name: _stored_tree(tree) for name, tree in metadata.metadata.items() if isinstance(tree, (dict, list))}
   except (ValueError, OSError, KeyError, TypeError) as error:
-    raise CheckpointError(f"no readable checkpoint at {root}: {_first_line(error)}") from error
+    if items:
+      raise DamagedCheckpointError(f"checkpoint {root} is damaged: {reason(error)}") from error
+    raise CheckpointError(f"no readable checkpoint at {root}: {reason(error)}") from error
   if ITEMS in trees:
     layout: Layout = "maxtext"
   elif TUNIX_PARAMS in trees:
     layout = "tunix"
+  elif items:
+    raise DamagedCheckpointError(f"checkpoint {root} is damaged: the tree of its {items[0]} can't be read")
   else:
     names = ", ".join(sorted(trees)) or "nothing"
     raise CheckpointError(
       f"checkpoint at {root} holds {names}: expected MaxText's {ITEMS} or Tunix's {TUNIX_PARAMS}; name a step's folder"
     )
-  return StoredCheckpoint(root, layout, trees, dict(metadata.custom_metadata or {}))
+  return StoredCheckpoint(root, layout, trees, _json_object(metadata.custom_metadata))
+
+
+def _json_object(value: Any) -> dict[str, Any]:
+  return dict(value) if isinstance(value, Mapping) else {}
 
 
 def _stored_tree(tree: Any) -> Any:
@@ -125,11 +139,12 @@ def _stored_tree(tree: Any) -> Any:
 
 def stored_shape(leaf: Any) -> tuple[int, ...]:
   """The shape a leaf has on disk: a typed rng key is stored as its words."""
-  if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+  if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
     return tuple(jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)).shape)
   return tuple(leaf.shape)
 
 
-def _first_line(error: Exception) -> str:
-  text = str(error).strip()
-  return f"{type(error).__name__}: {text.splitlines()[0] if text else 'no message'}"
+def reason(error: BaseException) -> str:
+  """An exception's own words on one short line."""
+  text = " ".join(str(error).split())
+  return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__

@@ -18,16 +18,13 @@ from maxtext_posttrain.checkpointing.metadata import (
   ITEMS,
   TUNIX_OPTIMIZER,
   TUNIX_PARAMS,
+  DamagedCheckpointError,
   StoredArray,
   StoredCheckpoint,
   flatten_tree,
+  reason,
   stored_shape,
 )
-from maxtext_posttrain.errors import CheckpointError
-
-
-class DamagedCheckpointError(CheckpointError):
-  """The checkpoint's own files can't be read, whatever model asks for them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -249,9 +246,3 @@ def _load(
 
 def _step_of_folder(stored: StoredCheckpoint) -> int:
   return int(stored.root.name) if stored.root.name.isdigit() else 0
-
-
-def reason(error: BaseException) -> str:
-  """An exception's own words on one short line."""
-  text = " ".join(str(error).split())
-  return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__

@@ -1,0 +1,20 @@
+"""From rows of chat data to batches of tokens, masks and positions, and to exactly as many as a run needs."""
+
+from maxtext_posttrain.data.batches import BATCH_KEYS, Batch
+from maxtext_posttrain.data.options import DataOptions
+from maxtext_posttrain.data.pipeline import BatchIterator, SftDataset, build_eval_dataset, build_train_dataset
+from maxtext_posttrain.data.report import DataReport
+from maxtext_posttrain.data.step_budget import StepBudgetedIterator, group_batches
+
+__all__ = [
+  "BATCH_KEYS",
+  "Batch",
+  "BatchIterator",
+  "DataOptions",
+  "DataReport",
+  "SftDataset",
+  "StepBudgetedIterator",
+  "build_eval_dataset",
+  "build_train_dataset",
+  "group_batches",
+]

@@ -1,0 +1,1 @@
+"""Losses: arrays in, arrays out."""

@@ -1,0 +1,1 @@
+"""The trainers and the base they share."""

@@ -53,6 +53,16 @@ def run(objective: Objective, config: Any, *, dry_run: bool = False) -> int:
     return session.train(stop)
 
 
+def absolute_paths(overrides: Mapping[str, Any]) -> dict[str, Any]:
+  """MaxText's keys with local paths made absolute, as Orbax wants them; `gs://` and the like stay."""
+  result = dict(overrides)
+  for key in ("base_output_directory", "load_parameters_path", "load_full_state_path"):
+    path = result.get(key)
+    if path and "://" not in str(path):
+      result[key] = str(Path(path).absolute())
+  return result
+
+
 @dataclasses.dataclass(frozen=True)
 class Datasets:
   """The run's data."""
@@ -71,15 +81,15 @@ class Session:
     self.config = config
     maxtext_api.quiet_logs(show=config.maxtext_log)
     maxtext_api.use_pretraining_prng()
-    overrides = dict(config.maxtext_overrides())
+    overrides = absolute_paths(config.maxtext_overrides())
     # Where only epochs are asked for, the data says how many steps that is, and the schedule needs to know.
     datasets = None
     if config.get("num_epoch") and "steps" not in overrides:
-      self.maxtext = maxtext_api.build_config(overrides)
+      self.maxtext = maxtext_api.build_config(overrides, hidden_environment=config.environment)
       datasets = self._build_datasets()
       batches = datasets.train.total_batches or 0
       overrides["steps"] = max(1, -(-batches // self.maxtext.gradient_accumulation_steps))
-    self.maxtext: MaxTextConfig = maxtext_api.build_config(overrides)
+    self.maxtext: MaxTextConfig = maxtext_api.build_config(overrides, hidden_environment=config.environment)
     self.mesh: Mesh = maxtext_api.build_mesh(self.maxtext)
     with maxtext_api.mesh_context(self.maxtext, self.mesh):
       self.pretraining: PretrainingState = maxtext_api.pretraining_state(self.maxtext, self.mesh)
@@ -166,9 +176,7 @@ class Session:
     return CompiledSteps(train, evaluate, train.memory_analysis(), time.perf_counter() - started)
 
   def _abstract_batch(self, shape: tuple[int, ...]) -> dict[str, jax.ShapeDtypeStruct]:
-    return {
-      key: jax.ShapeDtypeStruct(shape, np.int32, sharding=self.batch_sharding) for key in maxtext_api.BATCH_KEYS
-    }
+    return {key: jax.ShapeDtypeStruct(shape, np.int32, sharding=self.batch_sharding) for key in maxtext_api.BATCH_KEYS}
 
   @property
   def batch_sharding(self) -> NamedSharding:
@@ -221,7 +229,7 @@ class Session:
         f"{self.objective.name}: step {completed} of {mt.steps}, ready after {time.perf_counter() - self.started:.1f} s"
       )
       try:
-        trainer.run(self._eval_batches if self.steps.evaluate is not None else None)
+        trainer.run(self._evaluation_pass())
       finally:
         batches.close()
         manager.close()
@@ -281,14 +289,23 @@ class Session:
       data_sharding_axis=tuple(mt.data_sharding),
     )
 
-  def _eval_batches(self) -> Iterator[dict[str, np.ndarray]]:
-    """One pass over the evaluation data, at most `eval_steps` batches where that is above 0."""
-    assert self.datasets.evaluation is not None
-    iterator = self.datasets.evaluation.iterator()
-    limit = self.maxtext.eval_steps
+  def _evaluation_pass(self) -> _EvaluationPass | None:
+    dataset = self.datasets.evaluation
+    return None if dataset is None or self.steps.evaluate is None else _EvaluationPass(dataset, self.maxtext.eval_steps)
+
+
+class _EvaluationPass:
+  """Iterates over the evaluation data from its start each time, at most `limit` batches where that is above 0."""
+
+  def __init__(self, dataset: SftDataset, limit: int):
+    self._dataset = dataset
+    self._limit = limit
+
+  def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
+    iterator = self._dataset.iterator()
     try:
       for index, group in enumerate(group_batches(iterator, 1)):
-        if 0 < limit <= index:
+        if 0 < self._limit <= index:
           return
         yield group
     finally:

@@ -7,7 +7,7 @@ it, so Tunix is told that it is managed from outside: it neither counts to `max_
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -17,12 +17,13 @@ from flax import nnx
 from tunix.sft import peft_trainer
 
 from maxtext_posttrain import maxtext_api
+from maxtext_posttrain.checkpointing.manager import MaxTextLayoutCheckpointManager
 from maxtext_posttrain.data import StepBudgetedIterator
 from maxtext_posttrain.errors import TrainingError
 from maxtext_posttrain.report import Reporter
 from maxtext_posttrain.trainers.train_step import CompiledSteps
 
-EvalBatches = Callable[[], Iterator[dict[str, np.ndarray]]]
+EvalBatches = Iterable[dict[str, np.ndarray]]
 PlaceBatch = Callable[[Mapping[str, np.ndarray]], dict[str, jax.Array]]
 
 
@@ -36,6 +37,8 @@ class PostTrainer(peft_trainer.PeftTrainer):
   Attributes:
     skipped_updates: updates left out because a gradient was not finite (`nonfinite_gradients=skip`).
   """
+
+  checkpoint_manager: MaxTextLayoutCheckpointManager
 
   def __init__(
     self,
@@ -88,6 +91,7 @@ class PostTrainer(peft_trainer.PeftTrainer):
     self._reporter = reporter
     self._save_on_completion = save_on_completion
     self._state = nnx.state(maxtext_api.TrainStateNNX(self.model, self.optimizer), nnx.Not(nnx.Intermediate))
+    self._first_step = self._train_steps
     self._aux: dict[int, dict[str, jax.Array]] = {}
     self._waited = 0.0
     self._saved = 0.0
@@ -125,8 +129,8 @@ class PostTrainer(peft_trainer.PeftTrainer):
       )
       if self.skipped_updates > self._max_skipped_steps:
         raise TrainingError(
-          f"step {self._train_steps + 1}: {self.skipped_updates} updates skipped for gradients that are not finite, more"
-          f" than max_skipped_steps={self._max_skipped_steps}; lower learning_rate or look at the data"
+          f"step {self._train_steps + 1}: {self.skipped_updates} updates skipped for gradients that are not finite,"
+          f" more than max_skipped_steps={self._max_skipped_steps}; lower learning_rate or look at the data"
         )
       self._budget.allow_more(self._accumulation_steps)
       replacement = next(self._groups, None)
@@ -171,7 +175,7 @@ class PostTrainer(peft_trainer.PeftTrainer):
       values["skipped_updates"] = self.skipped_updates
     self._reporter.train(step, values)
 
-  def _run_eval(self, eval_ds: EvalBatches, eval_step_fn: Callable[..., Any]) -> None:
+  def _run_eval(self, eval_ds: Iterable[Any], eval_step_fn: Callable[..., Any]) -> None:
     """One pass over the evaluation data: the mean over all its trained tokens."""
     # Tunix evaluates as training starts; a resumed run does so only where the run before it was to and did not.
     due = self._train_steps % self.config.eval_every_n_steps == 0
@@ -179,7 +183,7 @@ class PostTrainer(peft_trainer.PeftTrainer):
       return
     sums: dict[str, float] = {}
     batches = 0
-    for batch in eval_ds():
+    for batch in eval_ds:
       result = jax.device_get(eval_step_fn(self._state, self._place(batch)))
       batches += 1
       for key, value in result.items():
@@ -194,7 +198,8 @@ class PostTrainer(peft_trainer.PeftTrainer):
     self._last_time = time.perf_counter()
 
   def _save_last_checkpoint(self) -> None:
-    if self._save_on_completion:
+    # Pre-training's folder of the step a run starts from has another name; nothing new was made, nothing is written.
+    if self._save_on_completion and self._train_steps > self._first_step:
       super()._save_last_checkpoint()
 
   def close(self) -> None:

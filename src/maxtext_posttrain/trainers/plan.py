@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import jax
+from etils import epath
 from flax import nnx
 
 from maxtext_posttrain.checkpointing.manager import checkpointing_enabled
@@ -37,9 +37,10 @@ def describe(session: Session) -> Iterator[str]:
   sequences = mt.micro_batch_size_to_train_on * mt.gradient_accumulation_steps
   yield f"run         {session.objective.name} {mt.run_name}: {mt.steps} steps on {session.mesh.size} device(s)"
   yield f"model       {mt.model_name}: {parameters:,} parameters, {mt.num_decoder_layers} layers"
+  tokens = sequences * mt.max_target_length
   yield (
-    f"batch       {sequences} sequences of {mt.max_target_length} tokens = {sequences * mt.max_target_length:,} tokens a"
-    f" step, in {mt.gradient_accumulation_steps} micro-batch(es)"
+    f"batch       {sequences} sequences of {mt.max_target_length} tokens = {tokens:,} tokens a step, in"
+    f" {mt.gradient_accumulation_steps} micro-batch(es)"
   )
   total = "repeating" if data.total_batches is None else f"{data.total_batches} in all"
   yield f"data        {data.rows} sequences an epoch, {data.batches_per_epoch} batches an epoch, {total}"
@@ -61,8 +62,9 @@ def describe(session: Session) -> Iterator[str]:
 def _restored(session: Session) -> str:
   mt = session.maxtext
   steps = []
-  if checkpointing_enabled(session.config) and os.path.isdir(mt.checkpoint_dir):
-    steps = sorted(int(name) for name in os.listdir(mt.checkpoint_dir) if name.isdigit())
+  folder = epath.Path(mt.checkpoint_dir)
+  if checkpointing_enabled(session.config) and folder.exists():
+    steps = sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit())
   if steps:
     return f"everything, from {mt.checkpoint_dir}{steps[-1]}"
   if mt.load_parameters_path:

@@ -1,0 +1,204 @@
+"""Which keys a configuration may have: MaxText's, from a generated file, and our own beside them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+SECRET_KEYS = frozenset({"hf_access_token"})
+"""Keys whose values are never shown."""
+
+OWN_MEANING = frozenset({"chat_template"})
+"""MaxText's keys that mean more here than there, so that MaxText is not told their values."""
+
+_SCHEMA_FILE = "maxtext_schema.json"
+
+
+@dataclass(frozen=True)
+class OwnKey:
+  """A key of ours beside MaxText's, or one of MaxText's that takes more values here.
+
+  Attributes:
+    type: the type as documentation shows it.
+    default: the value where nothing sets one.
+    doc: one line on what it does.
+    spec: the JSON schema its values are checked against.
+    from_maxtext: MaxText has a key of this name too; values that fit MaxText's own type are passed on.
+  """
+
+  type: str
+  default: Any
+  doc: str
+  spec: Mapping[str, Any] = field(repr=False)
+  from_maxtext: bool = False
+
+
+_STRING_OR_LIST = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}, {"type": "null"}]}
+
+OUR_KEYS: Mapping[str, OwnKey] = {
+  "max_bad_rows": OwnKey(
+    "float | int",
+    0.01,
+    "Rows that may be unusable before the run stops: a share of all rows below 1, a number of rows from 1 on.",
+    {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "number", "minimum": 0}]},
+  ),
+  "parse_special_tokens_in_content": OwnKey(
+    "bool",
+    False,
+    "Let text inside messages that looks like a special token become one. For trusted data only.",
+    {"type": "boolean"},
+  ),
+  "trust_remote_code": OwnKey(
+    "bool",
+    False,
+    "Let a HuggingFace repository run its own Python code when its tokenizer or data set is loaded.",
+    {"type": "boolean"},
+  ),
+  "chat_template": OwnKey(
+    "str",
+    "",
+    "Chat template: a built-in name (such as llama2), a file (.jinja, or a HuggingFace .json), or Jinja text.",
+    {"type": "string"},
+    from_maxtext=True,
+  ),
+  "hf_train_files": OwnKey(
+    "str | list[str] | null",
+    "",
+    "Training files, globs allowed.",
+    _STRING_OR_LIST,
+    from_maxtext=True,
+  ),
+  "hf_eval_files": OwnKey(
+    "str | list[str] | null",
+    "",
+    "Evaluation files, globs allowed.",
+    _STRING_OR_LIST,
+    from_maxtext=True,
+  ),
+  "num_epoch": OwnKey(
+    "int | null",
+    None,
+    "Passes over the training data. Left out, the data repeat until `steps` are done.",
+    {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}]},
+    from_maxtext=True,
+  ),
+  "nonfinite_gradients": OwnKey(
+    '"error" | "skip"',
+    "error",
+    "What to do with a step whose gradients are not finite: stop the run, or leave the step out and count it.",
+    {"type": "string", "enum": ["error", "skip"]},
+  ),
+  "max_skipped_steps": OwnKey(
+    "int",
+    100,
+    "With nonfinite_gradients=skip: skipped steps in a row after which the run stops all the same.",
+    {"type": "integer", "minimum": 0},
+  ),
+  "restore_fallback": OwnKey(
+    "bool",
+    False,
+    "Where the newest checkpoint is damaged, go on from the one before it instead of stopping.",
+    {"type": "boolean"},
+  ),
+  "post_train_skip_checkpointing": OwnKey(
+    "bool",
+    False,
+    "Neither read nor write the run's checkpoints; load_parameters_path still loads.",
+    {"type": "boolean"},
+  ),
+  "log_every": OwnKey(
+    "int",
+    10,
+    "Steps between two progress lines where the output is a log and not a terminal.",
+    {"type": "integer", "minimum": 1},
+  ),
+  "maxtext_log": OwnKey(
+    "bool",
+    False,
+    "Show what MaxText and the libraries below it log.",
+    {"type": "boolean"},
+  ),
+  "peak_tflops": OwnKey(
+    "float | null",
+    None,
+    "Peak TFLOP/s of one device, for the model FLOPs utilization, where it is not known from the device's kind.",
+    {"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"type": "null"}]},
+  ),
+}
+"""Our own keys beside MaxText's, in the order documentation shows them."""
+
+
+@dataclass(frozen=True)
+class Key:
+  """What is known of one key.
+
+  Attributes:
+    name: dotted name.
+    spec: JSON schema of its values.
+    default: value where nothing sets one, unless MaxText's base.yml does.
+    description: one line.
+    ours: it is in `OUR_KEYS`.
+    derived: MaxText computes it; it cannot be set.
+    trainer: the one trainer that has it, or None for all.
+  """
+
+  name: str
+  spec: Mapping[str, Any]
+  default: Any
+  description: str
+  ours: bool = False
+  derived: bool = False
+  trainer: str | None = None
+
+
+class Schema:
+  """All keys a configuration may have.
+
+  Attributes:
+    maxtext_version: the release the keys were taken from.
+    keys: by dotted name.
+    groups: names such as `lora` that hold keys of their own and no value.
+    maxtext_specs: JSON schema of MaxText's own values, also where `keys` takes more.
+  """
+
+  def __init__(
+    self,
+    maxtext_version: str,
+    keys: Mapping[str, Key],
+    groups: frozenset[str],
+    maxtext_specs: Mapping[str, Mapping[str, Any]],
+  ):
+    self.maxtext_version = maxtext_version
+    self.keys = keys
+    self.groups = groups
+    self.maxtext_specs = maxtext_specs
+
+  @classmethod
+  def load(cls) -> Schema:
+    """Reads the generated file of MaxText's keys and adds ours."""
+    text = (Path(__file__).parent / _SCHEMA_FILE).read_text(encoding="utf-8")
+    raw = json.loads(text)
+    keys: dict[str, Key] = {}
+    groups: set[str] = set()
+    for name, spec in raw["keys"].items():
+      if "properties" in spec:
+        groups.add(name)
+      keys.update((key.name, key) for key in _maxtext_keys(name, spec))
+    maxtext_specs = {name: key.spec for name, key in keys.items()}
+    for name, own in OUR_KEYS.items():
+      keys[name] = Key(name, own.spec, own.default, own.doc, ours=True)
+    return cls(raw["maxtext_version"], keys, frozenset(groups), maxtext_specs)
+
+
+def _maxtext_keys(name: str, spec: Mapping[str, Any]) -> Iterator[Key]:
+  trainer = spec.get("trainer")
+  if "properties" in spec:
+    for child, child_spec in spec["properties"].items():
+      for key in _maxtext_keys(f"{name}.{child}", child_spec):
+        yield Key(key.name, key.spec, key.default, key.description, trainer=trainer)
+    return
+  default = spec["default"] if "default" in spec else {"object": {}, "array": []}.get(spec.get("type", "array"))
+  yield Key(name, spec, default, spec.get("description", ""), derived=bool(spec.get("derived", False)), trainer=trainer)

@@ -1,0 +1,277 @@
+"""Data sets for training and evaluation: shuffled, repeated, sharded and batched by Grain, resumable anywhere."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from maxtext_posttrain.data.batches import PADDING_ROW, Batch, ExampleRows, RowSource, SyntheticRows
+from maxtext_posttrain.data.examples import ConversationTokenizer, load_examples
+from maxtext_posttrain.data.options import DataOptions
+from maxtext_posttrain.data.packing import one_per_row, pack
+from maxtext_posttrain.data.report import DataReport
+from maxtext_posttrain.errors import DataError
+
+SYNTHETIC_ROWS = 1024
+"""Different sequences of a synthetic data set, which repeats them without end."""
+
+_PREFETCH_THREADS = 1
+_PREFETCHED_BATCHES = 4
+_STATE_VERSION = 1
+
+_logger = logging.getLogger(__name__)
+
+
+def build_train_dataset(
+  config: Any,
+  tokenizer: ConversationTokenizer | None,
+  *,
+  batch_size: int,
+  process_index: int = 0,
+  process_count: int = 1,
+) -> SftDataset:
+  """Reads, tokenises and packs the training data.
+
+  Args:
+    config: MaxText's key names as attributes; see DataOptions.
+    tokenizer: renders conversations; None only for synthetic data.
+    batch_size: sequences of a batch in this process.
+    process_index: this process's number.
+    process_count: how many processes share each batch. Every process reads and tokenises all rows.
+
+  Raises:
+    ConfigError: for options that no data set can be built with.
+    DataError: when the data can't be read, or too few rows are usable.
+  """
+  return _build(DataOptions.from_config(config, "train"), tokenizer, batch_size, process_index, process_count)
+
+
+def build_eval_dataset(
+  config: Any,
+  tokenizer: ConversationTokenizer | None,
+  *,
+  batch_size: int,
+  process_index: int = 0,
+  process_count: int = 1,
+) -> SftDataset | None:
+  """Reads the evaluation data, once through and in order; None where none are configured.
+
+  Arguments and errors are those of `build_train_dataset`.
+  """
+  options = DataOptions.from_config(config, "eval")
+  if options.dataset_type == "synthetic" or not options.configured:
+    return None
+  return _build(options, tokenizer, batch_size, process_index, process_count)
+
+
+def _build(
+  options: DataOptions,
+  tokenizer: ConversationTokenizer | None,
+  batch_size: int,
+  process_index: int,
+  process_count: int,
+) -> SftDataset:
+  source: RowSource
+  if options.dataset_type == "synthetic":
+    source = SyntheticRows(SYNTHETIC_ROWS, options.max_target_length, options.vocab_size, options.seed)
+    tokens = SYNTHETIC_ROWS * options.max_target_length
+    report = DataReport(
+      "synthetic",
+      SYNTHETIC_ROWS,
+      SYNTHETIC_ROWS,
+      tokens=tokens,
+      trained_tokens=tokens,
+      rows=SYNTHETIC_ROWS,
+      sequence_length=options.max_target_length,
+    )
+  else:
+    if tokenizer is None:
+      raise ValueError(f"dataset_type={options.dataset_type!r} needs a tokenizer")
+    source, report = _example_rows(options, tokenizer)
+  return SftDataset(
+    source,
+    report,
+    batch_size=batch_size,
+    process_index=process_index,
+    process_count=process_count,
+    num_epoch=None if options.dataset_type == "synthetic" else options.num_epoch,
+    shuffle_seed=options.seed if options.shuffle else None,
+    identity={
+      "tokenizer": None if tokenizer is None else tokenizer.fingerprint,
+      "max_target_length": options.max_target_length,
+      "packing": options.packing,
+      "sft_train_on_completion_only": options.completion_only,
+    },
+  )
+
+
+def _example_rows(options: DataOptions, tokenizer: ConversationTokenizer) -> tuple[RowSource, DataReport]:
+  if not 0 <= tokenizer.pad_id < options.vocab_size:
+    raise DataError(
+      f"the tokenizer's pad id {tokenizer.pad_id} does not exist in a model with vocab_size={options.vocab_size}"
+    )
+  examples, report = load_examples(options, tokenizer)
+  positions = examples.lengths - 1
+  if options.packing:
+    packed = pack(positions, options.max_target_length, options.max_segments)
+  else:
+    packed = one_per_row(len(examples))
+  report.rows = len(packed)
+  report.padding_share = 1 - int(positions.sum()) / (len(packed) * options.max_target_length)
+  return ExampleRows(examples, packed, options.max_target_length, tokenizer.pad_id), report
+
+
+class SftDataset:
+  """Sequences ready to train on, and the order in which they come.
+
+  The order of rows is the same for any number of processes: batch k of all processes, one after the other, is
+  batch k of one process with the whole batch. Without `num_epoch` rows repeat without end, and a batch may hold
+  the end of one epoch and the start of the next. With it the last batch is filled with padding rows.
+
+  Attributes:
+    report: what became of the rows read.
+    rows: sequences of one epoch, over all processes.
+    batches_per_epoch: batches that hold one epoch.
+    total_batches: batches each process gets, or None without end.
+  """
+
+  def __init__(
+    self,
+    source: RowSource,
+    report: DataReport,
+    *,
+    batch_size: int,
+    process_index: int = 0,
+    process_count: int = 1,
+    num_epoch: int | None = None,
+    shuffle_seed: int | None = None,
+    identity: dict[str, Any] | None = None,
+  ):
+    """Takes the rows, their report, and how to batch, shard, repeat and shuffle them.
+
+    `identity` holds what else must be the same when a saved position is restored.
+    """
+    if batch_size < 1 or not 0 <= process_index < process_count:
+      raise ValueError(f"batch_size={batch_size}, process_index={process_index}, process_count={process_count}")
+    if not len(source):
+      raise DataError(f"{report.source} holds no rows")
+    self.report = report
+    self.rows = len(source)
+    global_batch = batch_size * process_count
+    self.batches_per_epoch = math.ceil(self.rows / global_batch)
+    self.total_batches = None if num_epoch is None else math.ceil(self.rows * num_epoch / global_batch)
+    self._source = source
+    self._batch_size = batch_size
+    self._process_index = process_index
+    self._process_count = process_count
+    self._num_epoch = num_epoch
+    self._shuffle_seed = shuffle_seed
+    self._identity = {
+      **(identity or {}),
+      "data_shuffle_seed": shuffle_seed,
+      "global batch size": global_batch,
+      "data": source.fingerprint(),
+    }
+
+  def iterator(self) -> BatchIterator:
+    """A new iterator at the first batch."""
+    import grain
+
+    order = grain.MapDataset.range(self.rows)
+    if self._shuffle_seed is not None:
+      order = order.seed(self._shuffle_seed).shuffle()
+    order = order.repeat(self._num_epoch)
+    if self.total_batches is not None:
+      padding = self.total_batches * self._batch_size * self._process_count - len(order)
+      if padding:
+        order = grain.MapDataset.concatenate([order, grain.MapDataset.source([PADDING_ROW] * padding)])
+    batches = order.batch(self._batch_size, batch_fn=self._source.assemble)
+    mine = batches.slice(slice(self._process_index, None, self._process_count))
+    read_options = grain.ReadOptions(num_threads=_PREFETCH_THREADS, prefetch_buffer_size=_PREFETCHED_BATCHES)
+    return BatchIterator(
+      iter(mine.to_iter_dataset(read_options)),
+      self._identity,
+      total_batches=self.total_batches,
+      total_rows=None if self._num_epoch is None else self.rows * self._num_epoch,
+    )
+
+
+class BatchIterator(Iterator[Batch]):
+  """Batches in order, with a position that can be saved and restored.
+
+  Attributes:
+    total_batches: batches from the first to the last, or None without end.
+  """
+
+  def __init__(
+    self, batches: Any, identity: dict[str, Any], *, total_batches: int | None = None, total_rows: int | None = None
+  ):
+    """Takes Grain's iterator over batches, and what must be the same when its position is restored."""
+    self.total_batches = total_batches
+    self._batches = batches
+    self._identity = identity
+    self._total_rows = total_rows
+    self._closed = False
+
+  def __next__(self) -> Batch:
+    if self._closed:
+      raise StopIteration
+    return next(self._batches)
+
+  @property
+  def position(self) -> int:
+    """Batches yielded since the first."""
+    return self._batches.get_state()["next_index"]
+
+  def get_state(self) -> dict[str, Any]:
+    """The position after the batches that were yielded, as values that JSON holds; prefetched ones do not count."""
+    return {
+      "version": _STATE_VERSION,
+      "position": self.position,
+      "total_rows": self._total_rows,
+      "identity": dict(self._identity),
+    }
+
+  def set_state(self, state: dict[str, Any]) -> None:
+    """Goes to a saved position, at the same cost wherever it is.
+
+    The number of processes may differ from that of the run that saved it, and so may `num_epoch`.
+
+    Raises:
+      DataError: when the state is none, or was saved with other data, another tokenizer or other options.
+    """
+    position = state.get("position")
+    saved = state.get("identity")
+    if state.get("version") != _STATE_VERSION or not isinstance(position, int) or not isinstance(saved, dict):
+      raise DataError("the saved data position was not written by this version: its content is not known here")
+    changed = [
+      f"{key} was {saved.get(key)}, is {self._identity.get(key)}"
+      for key in dict.fromkeys((*saved, *self._identity))
+      if saved.get(key) != self._identity.get(key)
+    ]
+    if changed:
+      raise DataError(
+        f"the saved data position (batch {position}) belongs to other data or options: {'; '.join(changed)};"
+        " restore them, or start a new run from the weights with load_parameters_path"
+      )
+    self._warn_of_skipped_rows(position, state.get("total_rows"))
+    if self.total_batches is not None:
+      position = min(position, self.total_batches)
+    self._batches.set_state({"next_index": position})
+
+  def _warn_of_skipped_rows(self, position: int, saved_total_rows: int | None) -> None:
+    """A last batch was filled with padding; where epochs are added later, rows of the next one stand there."""
+    if saved_total_rows is None or saved_total_rows == self._total_rows:
+      return
+    skipped = position * self._identity["global batch size"] - saved_total_rows
+    if skipped > 0:
+      _logger.warning(
+        "num_epoch has changed after its last batch: the first %d rows of the next epoch are left out", skipped
+      )
+
+  def close(self) -> None:
+    """Ends prefetching; the iterator yields nothing more."""
+    self._closed = True
+    self._batches.close()

@@ -1,0 +1,88 @@
+"""The command with which real pre-training goes on from a post-trained checkpoint."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+Way = Literal["run_name", "load_full_state_path", "load_parameters_path"]
+
+PRETRAINING_MODULE = "maxtext.trainers.pre_train.train"
+
+_POST_TRAINING_KEYS = frozenset(
+  {
+    "use_sft",
+    "use_tunix_gradient_accumulation",
+    "sft_train_on_completion_only",
+    "dataset_type",
+    "train_split",
+    "train_data_columns",
+    "eval_data_columns",
+    "tokenizer_path",
+    "tokenizer_type",
+    "num_epoch",
+    "packing",
+    "eval_interval",
+    "eval_steps",
+    "steps",
+    "run_name",
+    "load_parameters_path",
+    "load_full_state_path",
+  }
+)
+_POST_TRAINING_PREFIXES = ("hf_", "grain_", "chat_template", "formatting_", "data_shuffle_", "enable_data_")
+
+
+def pretraining_arguments(
+  overrides: Mapping[str, Any], *, way: Way, run_name: str, step: int, steps: int, new_run_name: str | None = None
+) -> list[str]:
+  """Arguments of `python -m maxtext.trainers.pre_train.train`: the same model and optimizer, without post-training's data.
+
+  Args:
+    overrides: the MaxText keys the post-training run set; `base_output_directory` among them.
+    way: how pre-training finds the checkpoint: by the run's name (everything, in the same folder), or from a path into
+      another run (`load_full_state_path` keeps step and optimizer, `load_parameters_path` takes the weights alone).
+    run_name: the post-trained run.
+    step: the checkpoint's step.
+    steps: the step at which pre-training is to end.
+    new_run_name: the pre-training run's name, for the ways that take a path.
+
+  Returns:
+    MaxText's base.yml and `key=value` arguments; the data's keys are for the caller to add.
+  """
+  kept = {
+    key: value
+    for key, value in overrides.items()
+    if key not in _POST_TRAINING_KEYS and not key.startswith(_POST_TRAINING_PREFIXES)
+  }
+  kept["steps"] = steps
+  if way == "run_name":
+    kept["run_name"] = run_name
+  else:
+    kept["run_name"] = new_run_name or f"{run_name}-pretraining"
+    kept[way] = f"{str(overrides['base_output_directory']).rstrip('/')}/{run_name}/checkpoints/{step}/items"
+  return [str(base_config()), *(f"{key}={_argument(value)}" for key, value in kept.items())]
+
+
+def base_config() -> Path:
+  """MaxText's base.yml, found without importing MaxText.
+
+  Raises:
+    ModuleNotFoundError: maxtext is not installed.
+  """
+  spec = importlib.util.find_spec("maxtext")
+  if spec is None or not spec.submodule_search_locations:
+    raise ModuleNotFoundError("maxtext is not installed")
+  return Path(spec.submodule_search_locations[0]) / "configs" / "base.yml"
+
+
+def _argument(value: Any) -> str:
+  """A value as MaxText's command line reads it."""
+  if value is None:
+    return "null"
+  if isinstance(value, bool):
+    return str(value).lower()
+  return json.dumps(value) if isinstance(value, (list, tuple, dict)) else str(value)

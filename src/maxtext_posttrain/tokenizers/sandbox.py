@@ -1,0 +1,517 @@
+"""A Jinja sandbox whose templates can neither get out nor use up the machine.
+
+Jinja's immutable sandbox keeps templates from attributes they must not see. It does not bound time or memory, and one
+expression (`'x' * 10**10`) is enough to use up either. So every operation that makes text or containers, and every loop
+step, reports to a meter first: the meter counts the characters a rendering has created and looks at its processor
+time. What can create much from little (repetition, powers, widths in format strings, padding, `replace`, `join`) is
+priced before it runs. Nested containers are priced by what printing them would take.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from types import BuiltinMethodType, MethodType
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Context, Macro
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace, pass_eval_context
+from jinja2.visitor import NodeTransformer
+
+from maxtext_posttrain.tokenizers.special_tokens import Markers
+
+# fmt: off
+# Filters of Jinja's that a chat template has use for. Left out: those for HTML and URLs, which search text in
+# quadratic time, and `random`, which would make token ids differ from run to run.
+_FILTERS = frozenset((
+  "abs", "attr", "batch", "capitalize", "center", "count", "d", "default", "dictsort", "e", "escape", "first",
+  "float", "format", "groupby", "indent", "int", "items", "join", "last", "length", "list", "lower", "map", "max",
+  "min", "reject", "rejectattr", "replace", "reverse", "round", "safe", "select", "selectattr", "slice", "sort",
+  "string", "sum", "title", "tojson", "trim", "truncate", "unique", "upper", "wordcount",
+))
+_PRINTING_FILTERS = frozenset((
+  "capitalize", "center", "e", "escape", "format", "indent", "lower", "replace", "safe", "string", "title", "trim",
+  "truncate", "upper", "wordcount",
+))
+_STRING_METHODS = frozenset((
+  "capitalize", "casefold", "center", "count", "endswith", "find", "format", "format_map", "index", "isalnum",
+  "isalpha", "isascii", "isdecimal", "isdigit", "isidentifier", "islower", "isnumeric", "isprintable", "isspace",
+  "istitle", "isupper", "join", "ljust", "lower", "lstrip", "partition", "removeprefix", "removesuffix", "replace",
+  "rfind", "rindex", "rjust", "rpartition", "rsplit", "rstrip", "split", "splitlines", "startswith", "strip",
+  "swapcase", "title", "upper", "zfill",
+))
+# fmt: on
+_METHODS: tuple[tuple[type | tuple[type, ...], frozenset[str]], ...] = (
+  (str, _STRING_METHODS),
+  (bytes, frozenset()),
+  ((int, float, complex), frozenset(("is_integer", "real", "imag", "bit_length"))),
+  (dict, frozenset(("get", "items", "keys", "values", "copy"))),
+  ((list, tuple), frozenset(("index", "count", "copy", "grouper", "list"))),
+)
+_CONTAINERS = (Mapping, Sequence, set, frozenset)
+_WEIGHED = (str, list, tuple, dict)
+_BOUND = (BuiltinMethodType, MethodType)
+_MAX_WIDTH = 9_999
+_MAX_INTEGER_BITS = 20_000
+_PERCENT_FIELD = re.compile(r"%[^a-zA-Z%]*[a-zA-Z%]")
+_WIDE = re.compile(r"\d{5,}|\*")
+
+
+class TemplateLimitError(SecurityError):
+  """A rendering used more time or text than it may."""
+
+
+@dataclass(frozen=True)
+class RenderLimits:
+  """What one rendering may use.
+
+  Attributes:
+    seconds: processor time.
+    characters: text and container slots created, intermediate results included.
+  """
+
+  seconds: float = 5.0
+  characters: int = 50_000_000
+
+
+class Meter:
+  """Counts what one rendering uses."""
+
+  def __init__(self, limits: RenderLimits):
+    self.limits = limits
+    self._left = limits.characters
+    self._ticks = 0
+    self._clock_started = time.monotonic()
+    self._cpu_started = time.thread_time()
+    self._weights: dict[int, tuple[Any, int]] = {}
+
+  def tick(self) -> None:
+    """Counts a step; raises TemplateLimitError when the time is up."""
+    self._ticks += 1
+    # The processor time is what counts, so that a busy machine fails no good template; reading it costs more.
+    if (
+      self._ticks % 8 == 0
+      and time.monotonic() - self._clock_started > self.limits.seconds
+      and time.thread_time() - self._cpu_started > self.limits.seconds
+    ):
+      raise TemplateLimitError(f"rendering took more than {self.limits.seconds:g} s")
+
+  def charge(self, characters: int) -> None:
+    """Counts characters about to be created; raises TemplateLimitError when they are too many."""
+    self._left -= characters
+    if self._left < 0:
+      raise TemplateLimitError(f"rendering creates more than {self.limits.characters:,} characters")
+
+  def weigh(self, value: Any) -> int:
+    """Characters that printing `value` takes, at most about; shared parts count each time they are printed.
+
+    Raises:
+      SecurityError: a `namespace` is inside: its contents may change after they were weighed.
+    """
+    if isinstance(value, str):
+      return len(value)
+    if value is None or value is True or value is False:
+      return 8
+    if isinstance(value, int):
+      return 8 + value.bit_length() // 3
+    if isinstance(value, Namespace):
+      raise SecurityError("a namespace cannot be printed or put into a list, a dict or a format")
+    if not isinstance(value, _CONTAINERS) or isinstance(value, range):
+      return 16
+    known = self._weights.get(id(value))
+    if known is not None:
+      return known[1]
+    self._weights[id(value)] = (value, 16)
+    if isinstance(value, Mapping):
+      parts: Iterable[Any] = (part for item in value.items() for part in item)
+    else:
+      parts = value
+    weight = 16
+    for part in parts:
+      weight += 8 + self.weigh(part)
+      if weight > self.limits.characters:
+        break
+    self._weights[id(value)] = (value, weight)
+    return weight
+
+
+class _Instrument(NodeTransformer):
+  """Rewrites a template's syntax tree so that each costly node reports to the meter."""
+
+  def visit_For(self, node: nodes.For) -> nodes.For:
+    static = sum(len(data.data) for statement in node.body for data in statement.find_all(nodes.TemplateData))
+    self.generic_visit(node)
+    node.iter = _filter(
+      "guard:iterate", node.iter, nodes.Const(static, lineno=node.lineno, environment=node.environment)
+    )
+    return node
+
+  def visit_Concat(self, node: nodes.Concat) -> nodes.Filter:
+    self.generic_visit(node)
+    return _filter("guard:concat", node.nodes[0], *node.nodes[1:])
+
+  def visit_Compare(self, node: nodes.Compare) -> nodes.Compare:
+    self.generic_visit(node)
+    node.expr = _filter("guard:tick", node.expr)
+    return node
+
+  def visit_Getitem(self, node: nodes.Getitem) -> nodes.Getitem:
+    self.generic_visit(node)
+    if isinstance(node.arg, nodes.Slice):
+      node.node = _filter("guard:slice", node.node)
+    return node
+
+  def visit_List(self, node: nodes.List) -> nodes.Expr:
+    return self._container(node, node.items)
+
+  def visit_Tuple(self, node: nodes.Tuple) -> nodes.Expr:
+    return self._container(node, node.items) if node.ctx == "load" else node
+
+  def visit_Dict(self, node: nodes.Dict) -> nodes.Expr:
+    return self._container(node, [part for pair in node.items for part in (pair.key, pair.value)])
+
+  def _container(self, node: nodes.Expr, parts: list[nodes.Expr]) -> nodes.Expr:
+    if all(isinstance(part, nodes.Const) for part in parts):
+      return node
+    self.generic_visit(node)
+    return _filter("guard:container", node)
+
+
+def _filter(name: str, node: Any, *arguments: nodes.Expr) -> nodes.Filter:
+  return nodes.Filter(node, name, list(arguments), [], None, None, lineno=node.lineno, environment=node.environment)
+
+
+class Generation(Extension):
+  """`{% generation %}` ... `{% endgeneration %}`: the text between them is the assistant's."""
+
+  tags = {"generation"}  # noqa: RUF012
+
+  def parse(self, parser: Parser) -> nodes.Node:
+    """Turns the block into a call whose result is marked at both ends."""
+    lineno = next(parser.stream).lineno
+    body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+    return nodes.CallBlock(self.call_method("_mark"), [], [], body).set_lineno(lineno)
+
+  def _mark(self, caller: Macro) -> str:
+    text = caller()
+    environment = self.environment
+    assert isinstance(environment, MeteredSandbox)
+    markers = environment.generation_markers
+    return text if markers is None else f"{markers.start}{text}{markers.end}"
+
+
+class MeteredSandbox(ImmutableSandboxedEnvironment):
+  """The environment chat templates are compiled and rendered in; see the module's text.
+
+  One environment may render in several threads at once: what belongs to one rendering is kept per thread.
+  """
+
+  intercepted_binops = frozenset(("+", "*", "%", "**"))
+
+  def __init__(self, limits: RenderLimits):
+    super().__init__(
+      trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=[Generation, loopcontrols], cache_size=0
+    )
+    self._limits = limits
+    self._thread = threading.local()
+    self.finalize = self._print
+    self.filters = {name: self._metered(name, self.filters[name]) for name in _FILTERS if name != "tojson"}
+    self.filters |= {
+      "tojson": self._tojson,
+      "guard:iterate": self._iterate,
+      "guard:concat": self._concat,
+      "guard:tick": self._tick,
+      "guard:slice": self._slice,
+      "guard:container": self._container,
+    }
+    del self.globals["lipsum"]  # random text
+    self.globals["raise_exception"] = _raise_exception
+    self.globals["strftime_now"] = _strftime_now
+
+  @contextmanager
+  def rendering(self, markers: Markers, *, mark_generation: bool) -> Iterator[None]:
+    """Meters what is rendered inside; `{% generation %}` blocks are marked if `mark_generation`."""
+    self._thread.meter = Meter(self._limits)
+    self._thread.markers = markers
+    self._thread.mark_generation = mark_generation
+    try:
+      yield
+    finally:
+      del self._thread.meter, self._thread.markers, self._thread.mark_generation
+
+  @property
+  def generation_markers(self) -> Markers | None:
+    """The markers for `{% generation %}` blocks of the rendering under way; None where it wants none."""
+    return self._thread.markers if self._thread.mark_generation else None
+
+  def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:
+    return super()._generate(_Instrument().visit(source), *args, **kwargs)
+
+  # What the instrumented nodes call.
+
+  def _iterate(self, values: Any, static: int) -> Any:
+    return values if values is None or isinstance(values, jinja2.Undefined) else _Steps(values, static, self._meter)
+
+  def _concat(self, *parts: Any) -> str:
+    texts = [self._text(part) for part in parts]
+    self._meter.tick()
+    self._meter.charge(sum(map(len, texts)))
+    return "".join(texts)
+
+  def _tick(self, value: Any) -> Any:
+    self._meter.tick()
+    return value
+
+  def _slice(self, value: Any) -> Any:
+    self._meter.tick()
+    if isinstance(value, _WEIGHED):
+      self._meter.charge(len(value))
+    return value
+
+  def _container(self, value: Any) -> Any:
+    self._meter.tick()
+    self._meter.charge(self._meter.weigh(value))
+    return value
+
+  @pass_eval_context
+  def _print(self, _: Any, value: Any) -> Any:
+    meter = self._meter
+    meter.tick()
+    meter.charge(meter.weigh(value))
+    return value
+
+  # What the sandbox asks of its environment.
+
+  def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+    """Prices +, *, % and ** before they run."""
+    meter = self._meter
+    meter.tick()
+    if operator == "+":
+      if isinstance(left, str) or not isinstance(left, (int, float)):
+        meter.charge(meter.weigh(left) + meter.weigh(right))
+    elif operator == "*":
+      for value, count in ((left, right), (right, left)):
+        if isinstance(count, int) and isinstance(value, (str, bytes, list, tuple)):
+          meter.charge(meter.weigh(value) * max(count, 0))
+      if isinstance(left, int) and isinstance(right, int):
+        _check_integer(left.bit_length() + right.bit_length())
+    elif operator == "**":
+      if isinstance(left, int) and isinstance(right, int):
+        _check_integer(left.bit_length() * max(right, 0))
+    elif isinstance(left, str):
+      self._check_format(left, right)
+    return super().call_binop(context, operator, left, right)
+
+  def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+    """Allows of Python's own types only methods that are priced or cheap."""
+    if not super().is_safe_attribute(obj, attr, value):
+      return False
+    for kind, names in _METHODS:
+      if isinstance(obj, kind):
+        return attr in names
+    return True
+
+  def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+    """Jinja's sandboxed `str.format`, priced."""
+    wrapped = super().wrap_str_format(value)
+    if wrapped is None:
+      return None
+
+    def priced(*args: Any, **kwargs: Any) -> str:
+      self._check_format(value.__self__, (args, kwargs), braces=True)
+      return wrapped(*args, **kwargs)
+
+    return priced
+
+  def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """Calls a method, macro or global; prices methods of strings first and results afterwards."""
+    meter = self._meter
+    meter.tick()
+    if isinstance(obj, _BOUND) and isinstance(obj.__self__, str):
+      args = self._price_string_method(obj.__name__, obj.__self__, args)
+    result = super().call(context, obj, *args, **kwargs)
+    if isinstance(result, _WEIGHED):
+      meter.charge(meter.weigh(result))
+    return result
+
+  # Prices.
+
+  @property
+  def _meter(self) -> Meter:
+    return self._thread.meter
+
+  def _text(self, value: Any) -> str:
+    if isinstance(value, str):
+      return value
+    self._meter.charge(self._meter.weigh(value))
+    return str(value)
+
+  def _price_string_method(self, name: str, text: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    meter = self._meter
+    if name in ("center", "ljust", "rjust", "zfill"):
+      if args and isinstance(args[0], int):
+        meter.charge(max(args[0], 0))
+    elif name == "replace":
+      self._price_replace(text, *args[:2])
+    elif name == "join" and args:
+      args = (self._price_join(args[0], text), *args[1:])
+    else:
+      meter.charge(len(text))
+    return args
+
+  def _price_replace(self, text: str, old: Any = None, new: Any = None) -> None:
+    if isinstance(old, str) and isinstance(new, str):
+      self._meter.charge(len(text) + text.count(old) * len(new))
+
+  def _price_join(self, values: Any, separator: str) -> list[Any]:
+    items = list(values)
+    self._meter.charge(sum(self._meter.weigh(item) for item in items) + len(separator) * len(items))
+    return items
+
+  def _check_format(self, template: str, values: Any, *, braces: bool = False) -> None:
+    """Prices a %-format, or with `braces` a `str.format`; refuses huge and computed field widths."""
+    if braces:
+      fields = template.count("{")
+      specifications = [part for part in template.split("{")[1:] if ":" in part]
+      nested = any("}" not in part for part in specifications)
+      if nested or any(_WIDE.search(part.partition("}")[0]) for part in specifications):
+        raise TemplateLimitError(f"a field of str.format is wider than {_MAX_WIDTH:,}, or its width is computed")
+    else:
+      specifications = _PERCENT_FIELD.findall(template)
+      fields = len(specifications)
+      if any(_WIDE.search(part) for part in specifications):
+        raise TemplateLimitError(f"a field of a % format is wider than {_MAX_WIDTH:,}, or its width is computed")
+    wide = sum(any(character.isdigit() for character in part) for part in specifications)
+    self._meter.charge(len(template) + wide * _MAX_WIDTH + fields * self._meter.weigh(values))
+
+  def _metered(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps one of Jinja's filters: a step, its price where it can create much, and the weight of its result."""
+    first = 1 if hasattr(function, "jinja_pass_arg") else 0
+    price = getattr(self, f"_price_{name}_filter", None)
+
+    def metered(*args: Any, **kwargs: Any) -> Any:
+      meter = self._meter
+      meter.tick()
+      value = args[first]
+      if name in _PRINTING_FILTERS and not isinstance(value, str):
+        meter.charge(meter.weigh(value))
+      if price is not None:
+        args = (*args[:first], price(value, *args[first + 1 :], **kwargs), *args[first + 1 :])
+      result = function(*args, **kwargs)
+      if isinstance(result, _WEIGHED):
+        meter.charge(meter.weigh(result))
+      return result
+
+    metered.__dict__.update(getattr(function, "__dict__", {}))
+    return metered
+
+  def _price_center_filter(self, value: Any, width: Any = 80) -> Any:
+    if isinstance(width, int):
+      self._meter.charge(max(width, 0))
+    return value
+
+  def _price_indent_filter(self, value: Any, width: Any = 4, *_: Any, **__: Any) -> Any:
+    text = str(value)
+    each = len(width) if isinstance(width, str) else max(int(width), 0)
+    self._meter.charge(each * (len(text.splitlines()) + 1))
+    return value
+
+  def _price_replace_filter(self, value: Any, old: Any = "", new: Any = "", *_: Any, **__: Any) -> Any:
+    self._price_replace(str(value), str(old), str(new))
+    return value
+
+  def _price_join_filter(self, value: Any, d: Any = "", *_: Any, **__: Any) -> Any:
+    return self._price_join(value, str(d))
+
+  def _price_format_filter(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+    self._check_format(str(value), (args, kwargs))
+    return value
+
+  def _price_batch_filter(self, value: Any, linecount: Any = 0, *_: Any, **__: Any) -> Any:
+    self._meter.charge(max(int(linecount), 0))
+    return value
+
+  def _price_slice_filter(self, value: Any, slices: Any = 0, *_: Any, **__: Any) -> Any:
+    self._meter.charge(max(int(slices), 0) * 8)
+    return value
+
+  def _price_round_filter(self, value: Any, precision: Any = 0, *_: Any, **__: Any) -> Any:
+    _check_integer(abs(int(precision)) * 4)
+    return value
+
+  def _tojson(
+    self,
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: Any = None,
+    sort_keys: bool = False,
+  ) -> str:
+    """JSON as HuggingFace gives it to templates: characters stay as they are, nothing is escaped for HTML."""
+    meter = self._meter
+    meter.tick()
+    meter.charge(meter.weigh(value))
+    encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    if indent is None:
+      if any(len(separator) > 16 for separator in separators or ()):
+        raise TemplateLimitError("a separator of tojson is longer than 16 characters")
+      text = encoder.encode(value)
+    else:
+      meter.charge(len(indent) if isinstance(indent, str) else max(int(indent), 0))
+      chunks = []
+      for chunk in encoder.iterencode(value):
+        meter.tick()
+        meter.charge(len(chunk))
+        chunks.append(chunk)
+      text = "".join(chunks)
+    meter.charge(len(text))
+    if ensure_ascii:
+      marker = self._thread.markers.content
+      text = text.replace(json.dumps(marker)[1:-1], marker)
+    return text
+
+
+class _Steps:
+  """The values a `{% for %}` runs over, each step metered."""
+
+  def __init__(self, values: Any, static: int, meter: Meter):
+    self._values = values
+    self._static = static
+    self._meter = meter
+
+  def __iter__(self) -> Iterator[Any]:
+    meter, static = self._meter, self._static
+    for value in self._values:
+      meter.tick()
+      meter.charge(static)
+      yield value
+
+  def __len__(self) -> int:
+    return len(self._values)
+
+
+def _check_integer(bits: int) -> None:
+  if bits > _MAX_INTEGER_BITS:
+    raise TemplateLimitError("a number becomes too large")
+
+
+def _raise_exception(message: Any) -> None:
+  raise jinja2.TemplateError(str(message))
+
+
+def _strftime_now(format: str) -> str:
+  if len(format) > 200 or re.search(r"\d{3,}", format):
+    raise TemplateLimitError("the format of strftime_now is longer than 200 characters, or has a wide field")
+  return datetime.now().strftime(format)
