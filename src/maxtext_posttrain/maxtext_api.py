@@ -112,8 +112,18 @@ def _one_line(error: Exception) -> str:
 
 
 def build_mesh(config: MaxTextConfig) -> Mesh:
-  """The device mesh pre-training would use for this configuration."""
-  return maxtext_utils.get_mesh_from_config(config)
+  """The device mesh pre-training would use for this configuration.
+
+  Raises:
+    ConfigError: its parallelism does not fit the devices.
+  """
+  try:
+    return maxtext_utils.get_mesh_from_config(config)
+  except (ValueError, AssertionError, NotImplementedError) as error:
+    raise ConfigError(
+      f"ici_*_parallelism and dcn_*_parallelism do not fit {jax.device_count()} device(s): {_one_line(error)}; each"
+      " group's product must be the number of devices, and one of a group may be -1 to fill what is left"
+    ) from error
 
 
 @contextlib.contextmanager
@@ -159,19 +169,21 @@ def pretraining_state(config: MaxTextConfig, mesh: Mesh) -> PretrainingState:
   def create_model() -> nnx.Module:
     return _create_model(config, mesh)
 
+  # Not under `jax.set_mesh`: with a mesh set, Flax asks masked optimizer entries, which have none, for their shape.
   with logical_axis_rules(config.logical_axis_rules):
-    traced_model = nnx.eval_shape(create_model)
     schedule = maxtext_utils.create_learning_rate_schedule(config)
-    tx = optimizers.get_optimizer(config, schedule, traced_model, mesh=mesh)
-    optimizer = nnx.eval_shape(lambda: nnx.Optimizer(create_model(), tx, wrt=nnx.Param))
-    train_state = TrainStateNNX(traced_model, optimizer)
-    graphdef, state = nnx.split(train_state)
+    tx = optimizers.get_optimizer(config, schedule, nnx.eval_shape(create_model), mesh=mesh)
+
+    def create_train_state() -> nnx.Module:
+      model = create_model()
+      return TrainStateNNX(model, nnx.Optimizer(model, tx, wrt=nnx.Param))
+
+    graphdef, state = nnx.split(nnx.eval_shape(create_train_state))
     shardings = sharding.nnx_construct_named_sharding(state, mesh)
     state = jax.tree.map(
       lambda leaf, placed: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=placed), state, shardings
     )
-    abstract = nnx.merge(graphdef, state)
-    assert abstract.optimizer is not None
+    abstract: Any = nnx.merge(graphdef, state)
   return PretrainingState(
     create_model=create_model,
     abstract_model=abstract.model,
@@ -183,10 +195,17 @@ def pretraining_state(config: MaxTextConfig, mesh: Mesh) -> PretrainingState:
   )
 
 
-def train_state_graphdef(pretraining: PretrainingState, tx: optax.GradientTransformation) -> nnx.GraphDef:
+def train_state_graphdef(
+  config: MaxTextConfig, pretraining: PretrainingState, tx: optax.GradientTransformation
+) -> nnx.GraphDef:
   """The graph of a `TrainStateNNX` whose optimizer is `tx`; `tx` has the state tree of `pretraining.tx`."""
-  optimizer = nnx.eval_shape(lambda: nnx.Optimizer(pretraining.create_model(), tx, wrt=nnx.Param))
-  return nnx.graphdef(TrainStateNNX(nnx.eval_shape(pretraining.create_model), optimizer))
+
+  def create() -> nnx.Module:
+    model = pretraining.create_model()
+    return TrainStateNNX(model, nnx.Optimizer(model, tx, wrt=nnx.Param))
+
+  with logical_axis_rules(config.logical_axis_rules):
+    return nnx.graphdef(nnx.eval_shape(create))
 
 
 def init_model(pretraining: PretrainingState, mesh: Mesh) -> nnx.Module:

@@ -17,6 +17,9 @@ from maxtext_posttrain.errors import DataError
 SYNTHETIC_ROWS = 1024
 """Different sequences of a synthetic data set, which repeats them without end."""
 
+_ENDLESS_ROWS = 2**52
+"""Rows of a data set that repeats without end. Grain's own endless length, 2**63 - 1, overflows in batches of one."""
+
 _PREFETCH_THREADS = 1
 _PREFETCHED_BATCHES = 4
 _STATE_VERSION = 1
@@ -182,7 +185,7 @@ class SftDataset:
     order = grain.MapDataset.range(self.rows)
     if self._shuffle_seed is not None:
       order = order.seed(self._shuffle_seed).shuffle()
-    order = order.repeat(self._num_epoch)
+    order = order.repeat(self._num_epoch or _ENDLESS_ROWS // self.rows)
     if self.total_batches is not None:
       padding = self.total_batches * self._batch_size * self._process_count - len(order)
       if padding:

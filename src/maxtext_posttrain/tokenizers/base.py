@@ -6,6 +6,7 @@ import abc
 import copy
 import hashlib
 import re
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -388,11 +389,11 @@ class SegmentingTokenizer(Tokenizer):
       return [False] * len(ids)
     if segment.token_id is not None or inside == [(segment.start, segment.end)]:
       return [True] * len(ids)
-    text = rendered.text[segment.start : segment.end]
-    in_bytes = [
-      (len(text[: start - segment.start].encode()), len(text[: end - segment.start].encode())) for start, end in inside
-    ]
-    return mask_from_offsets(self._token_offsets(rendered, segment, ids), in_bytes)
+    in_bytes = _byte_positions(
+      rendered.text[segment.start : segment.end], [position - segment.start for span in inside for position in span]
+    )
+    spans = list(zip(in_bytes[::2], in_bytes[1::2], strict=True))
+    return mask_from_offsets(self._token_offsets(rendered, segment, ids), spans)
 
   @abc.abstractmethod
   def _encode_segment(self, rendered: RenderedText, segment: Segment) -> list[int]:
@@ -421,10 +422,31 @@ def mask_from_offsets(offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[
   for index in range(len(offsets) - 1, -1, -1):
     start, end = starts[index], offsets[index][1]
     ends[index] = following = end if end > start else following
-  return [
-    any(token_start < end and start < token_end for start, end in spans)
-    for token_start, token_end in zip(starts, ends, strict=True)
-  ]
+  merged: list[list[int]] = []
+  for start, end in sorted(spans):
+    if merged and start <= merged[-1][1]:
+      merged[-1][1] = max(merged[-1][1], end)
+    elif start < end:
+      merged.append([start, end])
+  span_ends = [end for _, end in merged]
+  mask = []
+  for token_start, token_end in zip(starts, ends, strict=True):
+    following = bisect_right(span_ends, token_start)
+    mask.append(following < len(merged) and merged[following][0] < token_end)
+  return mask
+
+
+def _byte_positions(text: str, positions: Sequence[int]) -> list[int]:
+  """Positions of characters as positions in the text's UTF-8 bytes."""
+  if text.isascii():
+    return list(positions)
+  found: dict[int, int] = {}
+  last = length = 0
+  for position in sorted(set(positions)):
+    length += len(text[last:position].encode())
+    found[position] = length
+    last = position
+  return [found[position] for position in positions]
 
 
 def _tool_schema(tool: Any) -> Mapping[str, Any]:

@@ -138,9 +138,10 @@ class ChatTemplate:
     """
     self.name = name
     self.source = source
+    self._limits = limits or RenderLimits()
     if len(source) > _MAX_SOURCE:
       raise ChatTemplateError(f"chat template {name}: longer than {_MAX_SOURCE:,} characters")
-    self._environment = MeteredSandbox(limits or RenderLimits())
+    self._environment = MeteredSandbox(self._limits)
     try:
       self._template = self._environment.from_string(source)
     except jinja2.TemplateSyntaxError as error:
@@ -149,6 +150,9 @@ class ChatTemplate:
       raise ChatTemplateError(f"chat template {name}: nested too deeply to compile") from error
     except ValueError as error:
       raise ChatTemplateError(f"chat template {name}: {one_line(error)}") from error
+
+  def __reduce__(self) -> tuple[Any, ...]:
+    return ChatTemplate, (self.name, self.source, self._limits)
 
   @cached_property
   def marks_generation(self) -> bool:

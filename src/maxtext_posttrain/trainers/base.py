@@ -72,7 +72,17 @@ class Datasets:
 
 
 class Session:
-  """Everything one run is built of, up to but not including the restored state."""
+  """Everything one run is built of.
+
+  Attributes:
+    trainer: from `train` on, with the weights and the optimizer.
+    maxtext: MaxText's view of the configuration.
+    pretraining: what pre-training would build for it, abstractly.
+    datasets: the run's data.
+    steps: the compiled update and evaluation.
+  """
+
+  trainer: PostTrainer
 
   def __init__(self, objective: Objective, config: Any):
     """Builds the model's plan, the data and the compiled steps; allocates no weights and writes nothing."""
@@ -91,10 +101,9 @@ class Session:
       overrides["steps"] = max(1, -(-batches // self.maxtext.gradient_accumulation_steps))
     self.maxtext: MaxTextConfig = maxtext_api.build_config(overrides, hidden_environment=config.environment)
     self.mesh: Mesh = maxtext_api.build_mesh(self.maxtext)
-    with maxtext_api.mesh_context(self.maxtext, self.mesh):
-      self.pretraining: PretrainingState = maxtext_api.pretraining_state(self.maxtext, self.mesh)
-      self.tx = add_gradient_clipping(self.pretraining.tx, self.maxtext.gradient_clipping_threshold)
-      self.graphdef = maxtext_api.train_state_graphdef(self.pretraining, self.tx)
+    self.pretraining: PretrainingState = maxtext_api.pretraining_state(self.maxtext, self.mesh)
+    self.tx = add_gradient_clipping(self.pretraining.tx, self.maxtext.gradient_clipping_threshold)
+    self.graphdef = maxtext_api.train_state_graphdef(self.maxtext, self.pretraining, self.tx)
     with concurrent.futures.ThreadPoolExecutor(1, "compile") as executor:
       # XLA compiles without the interpreter lock: meanwhile the data is read and tokenised.
       compiling = executor.submit(self._compile)
@@ -197,7 +206,8 @@ class Session:
     """Restores, trains, saves; returns the exit code."""
     config, mt = self.config, self.maxtext
     with maxtext_api.mesh_context(mt, self.mesh):
-      trainer, batches, manager = self._build_trainer()
+      self.trainer, batches, manager = self._build_trainer()
+      trainer = self.trainer
       completed = trainer.train_steps
       if completed > mt.steps:
         raise CheckpointError(

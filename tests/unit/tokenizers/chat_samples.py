@@ -7,6 +7,11 @@ import random
 from pathlib import Path
 from typing import Any
 
+import jinja2
+import pytest
+
+from maxtext_posttrain.errors import ChatTemplateError
+
 TEXTS = [
   "",
   " ",
@@ -59,10 +64,14 @@ TOOLS = [
 ]
 
 
+TEMPLATES = ("chatml", "gemma", "llama2", "llama3", "mistral", "plain")
+
+
 def asset(name: str) -> Path:
   """A tokenizer file of the installed maxtext."""
   spec = importlib.util.find_spec("maxtext")
-  assert spec is not None and spec.submodule_search_locations
+  assert spec is not None
+  assert spec.submodule_search_locations
   return Path(spec.submodule_search_locations[0]) / "assets" / "tokenizers" / name
 
 
@@ -138,3 +147,35 @@ def tiktoken_reference(special_tokens: dict[str, int]) -> Any:
   return PreTrainedTokenizerFast(
     tokenizer_object=converter.converted(), bos_token="<|begin_of_text|>", eos_token="<|end_of_text|>"
   )
+
+
+def assert_agrees(reference: Any, ours: Any, source: str, samples: list[dict[str, Any]]) -> int:
+  """Compares ids and masks with transformers' over the same template; returns how many conversations it renders.
+
+  A conversation that the template refuses must be refused on both sides.
+  """
+  rendered = 0
+  for sample in samples:
+    options = {"chat_template": source, "return_dict": True, "return_assistant_tokens_mask": "generation" in source}
+    try:
+      expected = reference.apply_chat_template(
+        sample["messages"], tools=sample["tools"], add_generation_prompt=sample["add_generation_prompt"], **options
+      )
+    except jinja2.TemplateError:
+      with pytest.raises(ChatTemplateError):
+        ours.apply_chat_template(**sample, **options)
+      continue
+    got = ours.apply_chat_template(**sample, **options)
+    assert got == {key: list(expected[key]) for key in got}, sample
+    rendered += 1
+  return rendered
+
+
+def text_parts_joined(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+  """Messages with content given as text parts made one string."""
+  return [
+    {**message, "content": "".join(part["text"] for part in message["content"])}
+    if isinstance(message["content"], list)
+    else message
+    for message in messages
+  ]

@@ -50,55 +50,53 @@ ESCAPES = {
   "set attribute": "{% set messages.x = 1 %}",
 }
 
+
+def grown(step: str, start: str = "'x'", end: str = "") -> str:
+  """A template that applies `step`, an expression over ns.s, sixty times."""
+  return (
+    "{% set ns = namespace(s=START) %}{% for i in range(60) %}{% set ns.s = STEP %}{% endfor %}END".replace(
+      "START", start
+    )
+    .replace("STEP", step)
+    .replace("END", end)
+  )
+
+
 BOMBS = {
   "repeated string": "{{ 'x' * 10**10 }}",
   "repeated string, reversed": "{{ 10**10 * 'x' }}",
   "repeated variable": "{% set n = 10**9 %}{{ messages[0].content * n }}",
   "repeated list": "{% set l = [1] * 10**10 %}",
   "power": "{{ 9**(9**9) }}",
-  "power of powers": "{% set ns = namespace(x=3) %}{% for i in range(60) %}{% set ns.x = ns.x * ns.x %}{% endfor %}{{ ns.x }}",
+  "power of powers": grown("ns.s * ns.s", "3", "{{ ns.s }}"),
   "huge range": "{% for i in range(10**9) %}{% endfor %}",
   "nested ranges": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-  "nested ranges with output": "{% for a in range(99999) %}{% for b in range(99999) %}some text{% endfor %}{% endfor %}",
+  "nested ranges with output": "{% for a in range(99999) %}{% for b in range(99999) %}text{% endfor %}{% endfor %}",
   "nested ranges in a macro": (
-    "{% macro m() %}{% for a in range(99999) %}{% for b in range(99999) %}text{% endfor %}{% endfor %}{% endmacro %}{{ m()|length }}"
+    "{% macro m() %}{% for a in range(99999) %}{% for b in range(99999) %}text{% endfor %}{% endfor %}{% endmacro %}"
+    "{{ m()|length }}"
   ),
   "recursive loop": (
     "{% for a in range(99) recursive %}{% if loop.depth < 20 %}{{ loop(range(99)) }}{% endif %}{% endfor %}"
   ),
   "endless macro": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
   "branching macro": "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
-  "doubling with ~": "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
-  "doubling with +": "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
+  "doubling with ~": grown("ns.s ~ ns.s"),
+  "doubling with +": grown("ns.s + ns.s"),
   "doubling with a set block": (
     "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set t %}{{ ns.s }}{{ ns.s }}{% endset %}"
     "{% set ns.s = t %}{% endfor %}"
   ),
-  "doubling with join": "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = [ns.s, ns.s]|join %}{% endfor %}",
-  "doubling with str.join": (
-    "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = ns.s.join(['', ns.s, '']) %}{% endfor %}"
-  ),
-  "doubling with replace": (
-    "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = ns.s|replace('x', ns.s ~ 'x') %}{% endfor %}"
-  ),
-  "doubling with %": "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = '%s%s' % (ns.s, ns.s) %}{% endfor %}",
-  "doubling with format": (
-    "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = '{0}{0}'.format(ns.s) %}{% endfor %}"
-  ),
-  "doubling lists": "{% set ns = namespace(l=[1]) %}{% for i in range(60) %}{% set ns.l = ns.l + ns.l %}{% endfor %}",
-  "shared nested lists": (
-    "{% set ns = namespace(l=[1]) %}{% for i in range(60) %}{% set ns.l = [ns.l, ns.l] %}{% endfor %}{{ ns.l }}"
-  ),
-  "shared nested dicts": (
-    "{% set ns = namespace(l={}) %}{% for i in range(60) %}{% set ns.l = {'a': ns.l, 'b': ns.l} %}{% endfor %}{{ ns.l|tojson }}"
-  ),
-  "shared nested dict() calls": (
-    "{% set ns = namespace(l={}) %}{% for i in range(60) %}{% set ns.l = dict(a=ns.l, b=ns.l) %}{% endfor %}{{ ns.l }}"
-  ),
-  "shared nested lists by default": (
-    "{% set ns = namespace(l=[1]) %}{% for i in range(60) %}"
-    "{% set ns.l = [0, 0]|map('default', ns.l, true)|list %}{% endfor %}{{ ns.l|string }}"
-  ),
+  "doubling with join": grown("[ns.s, ns.s]|join"),
+  "doubling with str.join": grown("ns.s.join(['', ns.s, ''])"),
+  "doubling with replace": grown("ns.s|replace('x', ns.s ~ 'x')"),
+  "doubling with %": grown("'%s%s' % (ns.s, ns.s)"),
+  "doubling with format": grown("'{0}{0}'.format(ns.s)"),
+  "doubling lists": grown("ns.s + ns.s", "[1]"),
+  "shared nested lists": grown("[ns.s, ns.s]", "[1]", "{{ ns.s }}"),
+  "shared nested dicts": grown("{'a': ns.s, 'b': ns.s}", "{}", "{{ ns.s|tojson }}"),
+  "shared nested dict() calls": grown("dict(a=ns.s, b=ns.s)", "{}", "{{ ns.s }}"),
+  "shared nested lists by default": grown("[0, 0]|map('default', ns.s, true)|list", "[1]", "{{ ns.s|string }}"),
   "namespaces in lists": (
     "{% set a = namespace() %}{% set b = namespace() %}{% set a.x = [b, b] %}{% set b.x = [a, a] %}{{ a.x }}"
   ),
@@ -154,11 +152,10 @@ def render(source: str) -> str:
 def test_no_way_out(source):
   try:
     text = render(source)
-  except ChatTemplateError as error:
-    assert "\n" not in str(error)
-  else:
-    # What Jinja's sandbox answers with nothing at all is no way out either.
-    assert text in ("", "[Undefined]")
+  except ChatTemplateError:
+    text = ""
+  # Jinja's sandbox answers some attempts with nothing at all, which is no way out either.
+  assert text in ("", "[Undefined]")
   assert MESSAGES == [{"role": "user", "content": "a" * 100}, {"role": "assistant", "content": "b"}]
 
 

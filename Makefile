@@ -1,0 +1,50 @@
+.DEFAULT_GOAL := help
+PYTHON := .venv/bin/python
+STAMP := .venv/.installed
+export JAX_PLATFORMS ?= cpu
+# A killed install leaves no stamp, so the next call starts it again.
+REQUIREMENTS := requirements/base.txt requirements/dev.txt
+
+.PHONY: help setup quickstart test test-fast lint format demo-gsm8k benchmark-sft lock clean
+
+help: ## list the targets
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | sort | expand -t 16
+
+setup: $(STAMP) ## make the environment: .venv with Python 3.12 and the pinned packages
+
+$(STAMP): $(REQUIREMENTS) pyproject.toml scripts/setup.sh
+	bash scripts/setup.sh
+	@touch $(STAMP)
+
+quickstart: $(STAMP) ## a chat SFT of a tiny model, then real pre-training resuming it
+	rm -rf runs/quickstart
+	$(PYTHON) -m train_sft configs/quickstart/sft.yml
+	$(PYTHON) scripts/quickstart_hand_back.py
+
+test: $(STAMP) ## every test, the slow ones included
+	$(PYTHON) -m pytest
+
+test-fast: $(STAMP) ## the tests that take under two minutes together
+	$(PYTHON) -m pytest -m "not slow"
+
+lint: $(STAMP) ## ruff (lint and format) and basedpyright
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/basedpyright
+
+format: $(STAMP) ## format and sort imports in place
+	.venv/bin/ruff check --fix .
+	.venv/bin/ruff format .
+
+demo-gsm8k: $(STAMP) ## SFT of a 10 M model on GSM8K, loss on held-out problems
+	rm -rf runs/sft_gsm8k
+	$(PYTHON) -m train_sft configs/demo/sft_gsm8k.yml
+
+benchmark-sft: $(STAMP) ## our SFT step against MaxText's own, five pairs
+	$(PYTHON) benchmarks/sft_step.py
+
+lock: $(STAMP) ## pin the newest versions that pyproject.toml and requirements/*.in allow
+	bash scripts/lock.sh
+
+clean: ## remove runs and caches; the environment stays
+	rm -rf runs .cache .pytest_cache .ruff_cache build dist

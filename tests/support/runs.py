@@ -1,0 +1,151 @@
+"""Tiny runs for integration tests: in this process, in another, and real pre-training over what they wrote."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from orbax.checkpoint import v1 as ocp
+
+from maxtext_posttrain.checkpointing.metadata import flatten_tree
+from maxtext_posttrain.config import load_config
+from maxtext_posttrain.handback import pretraining_arguments
+from maxtext_posttrain.report import read_metrics
+from tests.conftest import REPOSITORY
+
+TINY = (
+  "base_config=models/tiny.yml",
+  "vocab_size=256",
+  "base_emb_dim=32",
+  "base_mlp_dim=64",
+  "dataset_type=synthetic",
+  "max_target_length=32",
+  "per_device_batch_size=2",
+  "learning_rate=1e-2",
+  "gradient_clipping_threshold=1.0",
+  "enable_tensorboard=false",
+)
+
+
+def write_config(folder: Path) -> Path:
+  """A tiny synthetic SFT configuration; everything else goes on the command line."""
+  path = folder / "tiny_sft.yml"
+  lines = ["base_config: [sft.yml, models/tiny.yml]"]
+  lines += [argument.replace("=", ": ", 1) for argument in TINY[1:]]
+  path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+  return path
+
+
+def arguments(folder: Path, run_name: str, *extra: str) -> list[str]:
+  return [str(write_config(folder)), f"run_name={run_name}", f"base_output_directory={folder}", *extra]
+
+
+def sft_session(argv: Sequence[str]) -> Any:
+  """A finished SFT in this process; its trainer holds the state in memory."""
+  from maxtext_posttrain.trainers.base import Session
+  from maxtext_posttrain.trainers.sft import SFT
+  from maxtext_posttrain.trainers.signals import StopRequest
+
+  session = Session(SFT(), load_config(argv))
+  assert session.train(StopRequest()) == 0
+  return session
+
+
+def sft_process(argv: Sequence[str], **kwargs: Any) -> subprocess.CompletedProcess[str]:
+  """`python -m train_sft` in another process."""
+  return subprocess.run(
+    [sys.executable, "-m", "train_sft", *argv], text=True, capture_output=True, check=False, cwd=REPOSITORY, **kwargs
+  )
+
+
+def sft_overrides(argv: Sequence[str]) -> dict[str, Any]:
+  return load_config(argv).maxtext_overrides()
+
+
+def pretraining(runs: Sequence[Sequence[str]], folder: Path) -> list[dict[str, Any]]:
+  """Runs real pre-training once for each list of arguments, in one other process (its imports take longest).
+
+  Returns:
+    For each run: `error` (None where it ended well) and `losses`, step to loss as pre-training wrote it to its metrics
+    file, in full precision.
+  """
+  script = (
+    "import json, sys, traceback\n"
+    "from maxtext.trainers.pre_train import train\n"
+    "results = []\n"
+    "for argv in json.load(open(sys.argv[1])):\n"
+    "  try:\n"
+    "    train.main(['train.py', *argv])\n"
+    "    results.append(None)\n"
+    "  except BaseException as error:\n"
+    "    traceback.print_exc()\n"
+    "    results.append(f'{type(error).__name__}: {error}')\n"
+    "json.dump(results, open(sys.argv[2], 'w'))\n"
+  )
+  jobs = []
+  for index, argv in enumerate(runs):
+    jobs.append([*argv, f"metrics_file={folder / f'pretraining-{index}.jsonl'}"])
+  (folder / "jobs.json").write_text(json.dumps(jobs), encoding="utf-8")
+  process = subprocess.run(
+    [sys.executable, "-c", script, str(folder / "jobs.json"), str(folder / "results.json")],
+    text=True,
+    capture_output=True,
+    check=False,
+    env={**os.environ, "DECOUPLE_GCLOUD": os.environ.get("DECOUPLE_GCLOUD", "")},
+  )
+  assert process.returncode == 0, process.stdout[-2000:] + process.stderr[-4000:]
+  results = []
+  for index, error in enumerate(json.loads((folder / "results.json").read_text())):
+    metrics = folder / f"pretraining-{index}.jsonl"
+    losses = {}
+    if metrics.exists():
+      for line in metrics.read_text().splitlines():
+        record = json.loads(line)
+        losses[int(record["step"])] = record["learning/loss"]
+    results.append({"error": error, "losses": losses, "log": process.stderr})
+  return results
+
+
+def pretraining_argv(sft_argv: Sequence[str], *, way: str, run_name: str, step: int, steps: int, **keys: Any) -> list[str]:
+  """Pre-training's arguments for going on from an SFT run, on synthetic data."""
+  new_run_name = keys.pop("new_run_name", None)
+  argv = pretraining_arguments(
+    sft_overrides(sft_argv), way=way, run_name=run_name, step=step, steps=steps, new_run_name=new_run_name
+  )
+  return [*argv, "dataset_type=synthetic", *(f"{key}={value}" for key, value in keys.items())]
+
+
+def items(step_folder: Path) -> dict[tuple, np.ndarray]:
+  """Every array of a step's `items` by path."""
+  tree = ocp.load_checkpointables(step_folder)["items"]
+  return {path: np.asarray(leaf) for path, leaf in flatten_tree(tree).items()}
+
+
+def assert_same_items(have: dict[tuple, np.ndarray], want: dict[tuple, np.ndarray]) -> None:
+  assert sorted(have, key=str) == sorted(want, key=str)
+  for path, leaf in want.items():
+    assert have[path].dtype == leaf.dtype, path
+    np.testing.assert_array_equal(have[path], leaf, err_msg=str(path))
+
+
+TIMINGS = (
+  "step_seconds",
+  "tokens_per_second",
+  "tokens_per_second_per_device",
+  "tflops_per_device",
+  "data_wait_seconds",
+  "save_wait_seconds",
+)
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+  """A run's metrics without what depends on the clock."""
+  return [
+    {key: value for key, value in record.items() if key not in TIMINGS} for record in read_metrics(run / "metrics.jsonl")
+  ]
