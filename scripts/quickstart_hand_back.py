@@ -42,7 +42,10 @@ def main() -> int:
   step = last["step"]
   text = run / "pretraining_text.parquet"
   write_text(Path(config.hf_train_files), text)
-  overrides = {**config.maxtext_overrides(), "base_output_directory": str(Path(config.base_output_directory).absolute())}
+  overrides = {
+    **config.maxtext_overrides(),
+    "base_output_directory": str(Path(config.base_output_directory).absolute()),
+  }
   arguments = [
     *pretraining_arguments(overrides, way="run_name", run_name=config.run_name, step=step, steps=step + MORE_STEPS),
     "dataset_type=grain",
@@ -63,7 +66,9 @@ def main() -> int:
     check=False,
   )
   (run / "pretraining.log").write_text(process.stdout, encoding="utf-8")
-  steps = [(int(step), float(loss)) for step, loss in re.findall(r"completed step: (\d+),.*? loss: ([\d.]+)", process.stdout)]
+  steps = [
+    (int(step), float(loss)) for step, loss in re.findall(r"completed step: (\d+),.*? loss: ([\d.]+)", process.stdout)
+  ]
   if process.returncode or not steps or steps[0][0] != step:
     print(process.stdout[-3000:])
     print(f"error: pre-training did not resume at step {step}; its output is in {run / 'pretraining.log'}")

@@ -9,10 +9,12 @@ each on standard error; a traceback appears only with `--debug`.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
@@ -124,9 +126,21 @@ def _run_trainer(trainer: str, arguments: _Arguments) -> int:
   if "--print-config" in arguments.options:
     print(describe_config(config))
     return 0
-  from maxtext_posttrain.trainers import sft
-
+  with _quiet_imports(show=config.maxtext_log):
+    from maxtext_posttrain.trainers import sft
   return sft.main(config, dry_run="--dry-run" in arguments.options)
+
+
+@contextlib.contextmanager
+def _quiet_imports(*, show: bool) -> Iterator[None]:
+  """Keeps off the screen what MaxText and transformers print of absent optional parts while they are imported."""
+  if show:
+    yield
+    return
+  os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+  os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+  with contextlib.redirect_stdout(io.StringIO()):
+    yield
 
 
 def _parse(trainer: str, arguments: Sequence[str]) -> _Arguments:

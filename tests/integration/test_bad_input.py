@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from tests.support.cli import Outcome, run_cli
 
 pytestmark = pytest.mark.slow
@@ -130,22 +129,66 @@ def circle(room: Room) -> Sequence[str]:
 
 CONFIGURATION = [
   config_case("unknown key", "stpes=5", "command line", "stpes", "steps"),
-  config_case("unknown key in a file", file_config("base_config: synthetic.yml\nlerning_rate: 1\n"), "own.yml, line 2", "learning_rate", config=""),
+  config_case(
+    "unknown key in a file",
+    file_config("base_config: synthetic.yml\nlerning_rate: 1\n"),
+    "own.yml, line 2",
+    "learning_rate",
+    config="",
+  ),
   config_case("unknown nested key", "lora.lora_rnk=8", "lora.lora_rnk", "lora.lora_rank"),
   config_case("wrong type", "steps=ten", "command line: steps", "whole number", '"ten"'),
   config_case(
-    "wrong type in a file", file_config(SYNTHETIC + "learning_rate: fast\n"), "own.yml, line 17: learning_rate", '"fast"', config=""
+    "wrong type in a file",
+    file_config(SYNTHETIC + "learning_rate: fast\n"),
+    "own.yml, line 17: learning_rate",
+    '"fast"',
+    config="",
   ),
   config_case("no such choice", "nonfinite_gradients=ignore", "nonfinite_gradients", "error", "skip", "ignore"),
   config_case("below its range", "vocab_size=0", "vocab_size=0", "at least 1"),
-  config_case("no name", file_config("base_config: synthetic.yml\nrun_name: ''\n"), "run_name is missing", "run_name=", config=""),
-  config_case("no folder", file_config("base_config: sft.yml\nrun_name: r\nsteps: 1\ndataset_type: synthetic\n"), "base_output_directory is missing", "base_output_directory=runs", config=""),
-  config_case("no length", file_config(MODEL + "vocab_size: 64\ndataset_type: synthetic\n"), "steps is missing", "steps=1000", config=""),
-  config_case("no data", file_config("base_config: chat.yml\nhf_train_files: ''\n"), "hf_train_files is missing", "hf_train_files=", config=""),
-  config_case("no tokenizer", file_config("base_config: chat.yml\ntokenizer_path: ''\n"), "tokenizer_path is missing", "maxtext://", config=""),
-  config_case("two sources of weights", lambda room: [f"load_parameters_path={room.checkpoint()}", "load_full_state_path=given/2"], "load_parameters_path", "load_full_state_path", "set one"),
+  config_case(
+    "no name", file_config("base_config: synthetic.yml\nrun_name: ''\n"), "run_name is missing", "run_name=", config=""
+  ),
+  config_case(
+    "no folder",
+    file_config("base_config: sft.yml\nrun_name: r\nsteps: 1\ndataset_type: synthetic\n"),
+    "base_output_directory is missing",
+    "base_output_directory=runs",
+    config="",
+  ),
+  config_case(
+    "no length",
+    file_config(MODEL + "vocab_size: 64\ndataset_type: synthetic\n"),
+    "steps is missing",
+    "steps=1000",
+    config="",
+  ),
+  config_case(
+    "no data",
+    file_config("base_config: chat.yml\nhf_train_files: ''\n"),
+    "hf_train_files is missing",
+    "hf_train_files=",
+    config="",
+  ),
+  config_case(
+    "no tokenizer",
+    file_config("base_config: chat.yml\ntokenizer_path: ''\n"),
+    "tokenizer_path is missing",
+    "maxtext://",
+    config="",
+  ),
+  config_case(
+    "two sources of weights",
+    lambda room: [f"load_parameters_path={room.checkpoint()}", "load_full_state_path=given/2"],
+    "load_parameters_path",
+    "load_full_state_path",
+    "set one",
+  ),
   config_case("a key twice", "steps=3 steps=4", "steps is given twice", "3 and 4", "keep one"),
-  config_case("two template keys", "chat_template=plain chat_template_path=synthetic.yml", "chat_template_path", "set one of them"),
+  config_case(
+    "two template keys", "chat_template=plain chat_template_path=synthetic.yml", "chat_template_path", "set one of them"
+  ),
   config_case("two problems", "stpes=5 learning_rate=fast", "stpes", "learning_rate", lines=2),
   config_case("bad YAML", file_config("steps: [1, 2\nrun_name: r\n"), "own.yml, line", "not valid YAML", config=""),
   config_case("a list for a configuration", file_config("- steps\n"), "own.yml, line 1", "key: value", config=""),
@@ -156,13 +199,25 @@ CONFIGURATION = [
   config_case("a folder for a configuration", ".", "folder", config=""),
   config_case("missing base_config", file_config("base_config: gone.yml\n"), "own.yml, line 1", "gone.yml", config=""),
   config_case("base_config in a circle", circle, "a.yml", "b.yml", "builds on itself", config=""),
-  config_case("undefined variable", file_config(SYNTHETIC + "load_parameters_path: ${oc.env:NOT_SET_HERE}\n"), "NOT_SET_HERE", "not set", config=""),
-  config_case("unknown model", "model_name=llama9-7b override_model_config=false", "llama9-7b", "did you mean llama2-7b"),
+  config_case(
+    "undefined variable",
+    file_config(SYNTHETIC + "load_parameters_path: ${oc.env:NOT_SET_HERE}\n"),
+    "NOT_SET_HERE",
+    "not set",
+    config="",
+  ),
+  config_case(
+    "unknown model", "model_name=llama9-7b override_model_config=false", "llama9-7b", "did you mean llama2-7b"
+  ),
   config_case("out of its folder", "run_name=../other", "run_name", "base_output_directory", "plain name"),
   config_case("another trainer's task", "use_dpo=true", "use_dpo", "DPO"),
-  config_case("evaluation without data", "--dry-run eval_interval=1", "eval_interval=1", "hf_eval_files", config="chat.yml"),
+  config_case(
+    "evaluation without data", "--dry-run eval_interval=1", "eval_interval=1", "hf_eval_files", config="chat.yml"
+  ),
   config_case("unknown option", "--dryrun", "--dryrun", "--help"),
-  config_case("indivisible heads", "base_num_query_heads=3 base_num_kv_heads=2", "base_num_query_heads=3", "base_num_kv_heads=2"),
+  config_case(
+    "indivisible heads", "base_num_query_heads=3 base_num_kv_heads=2", "base_num_query_heads=3", "base_num_kv_heads=2"
+  ),
   config_case("MaxText's validators", "shard_mode=explicit decoder_block=gemma4", "MaxText refuses the configuration"),
   config_case("more devices than there are", "ici_tensor_parallelism=3", "ici_*_parallelism", "1 device"),
 ]
@@ -204,21 +259,46 @@ DATA = [
   data_case("unknown kind of file", "hf_train_files=chat.yml", "chat.yml", ".jsonl, .json, .parquet"),
   data_case("empty file", data_file("none.jsonl", b""), "none.jsonl", "no rows"),
   data_case("blank lines", data_file("blank.jsonl", b"\n \n\n"), "blank.jsonl", "no rows"),
-  data_case("bad JSON", rows(GOOD_ROW, '{"messages": ', GOOD_ROW), "rows.jsonl line 2", "not valid JSON", "1 of 3", "max_bad_rows=0.01"),
+  data_case(
+    "bad JSON",
+    rows(GOOD_ROW, '{"messages": ', GOOD_ROW),
+    "rows.jsonl line 2",
+    "not valid JSON",
+    "1 of 3",
+    "max_bad_rows=0.01",
+  ),
   data_case("bad JSON in all lines", rows("{", "]"), "rows.jsonl line 1", "none of 2"),
-  data_case("no assistant turn", rows(chat("user: Hi"), chat("user: Hi")), "none of 2", "no assistant turn", "rows.jsonl line 1"),
+  data_case(
+    "no assistant turn", rows(chat("user: Hi"), chat("user: Hi")), "none of 2", "no assistant turn", "rows.jsonl line 1"
+  ),
   data_case("assistant says nothing", rows(chat("user: Hi", "assistant: ")), "line 1", "assistant says nothing"),
   data_case("every row too long", rows(LONG_ROW, LONG_ROW), "none of 2", "max_target_length=16", "rows.jsonl line 1"),
-  data_case("missing column", rows({"question": "q", "answer": "a"}), "'messages'", "question, answer", 'train_data_columns=["question", "answer"]'),
-  data_case("two columns, one missing", rows({"q": "q", "answer": "a"}, arguments=["train_data_columns=[q,a]"]), "'a'", "q, answer"),
+  data_case(
+    "missing column",
+    rows({"question": "q", "answer": "a"}),
+    "'messages'",
+    "question, answer",
+    'train_data_columns=["question", "answer"]',
+  ),
+  data_case(
+    "two columns, one missing",
+    rows({"q": "q", "answer": "a"}, arguments=["train_data_columns=[q,a]"]),
+    "'a'",
+    "q, answer",
+  ),
   data_case("text for messages", rows({"messages": "Hi"}), "line 1", "'messages' is text"),
   data_case("null for messages", rows({"messages": None}), "line 1", "null"),
   data_case("list of texts", rows({"messages": ["Hi", "Yes"]}), "line 1", "message 1", "text"),
   data_case("no role", rows({"messages": [{"from": "user", "value": "Hi"}]}), "line 1", "no 'role'", "from, value"),
   data_case("number for content", rows({"messages": [{"role": "assistant", "content": 3}]}), "line 1", "number"),
   data_case("list for a row", rows([1, 2]), "line 1", "a list"),
-  data_case("unknown role", rows(chat("user: Hi", "narrator: So", "assistant: Yes"), arguments=["chat_template=llama2"]), "line 1", "refused by the chat template", "narrator"),
-  data_case("half a surrogate pair", rows('{"messages": [{"role": "assistant", "content": "\\ud800"}]}'), "line 1", "not valid Unicode"),
+  data_case(
+    "unknown role",
+    rows(chat("user: Hi", "narrator: So", "assistant: Yes"), arguments=["chat_template=llama2"]),
+    "line 1",
+    "refused by the chat template",
+    "narrator",
+  ),
   data_case("binary file", data_file("bytes.jsonl", bytes(range(256)) * 9), "bytes.jsonl line 1", "not valid JSON"),
   data_case("bad .json", data_file("list.json", '[\n{"messages": []},\n'), "list.json", "line 3"),
   data_case("number in .json", data_file("number.json", "3"), "number.json", "list of rows"),
@@ -226,10 +306,19 @@ DATA = [
   data_case("empty Parquet", data_file("empty.parquet", b""), "empty.parquet", "Parquet"),
   data_case("corrupt gzip", data_file("bad.jsonl.gz", b"not gzip"), "bad.jsonl.gz", "cannot be read"),
   data_case("truncated gzip", truncated_gzip, "cut.jsonl.gz", "cannot be read"),
-  data_case("token outside the vocabulary", "vocab_size=100", "rows.jsonl line 1", "token id", "vocab_size=100", "tokenizer_path"),
+  data_case(
+    "token outside the vocabulary",
+    "vocab_size=100",
+    "rows.jsonl line 1",
+    "token id",
+    "vocab_size=100",
+    "tokenizer_path",
+  ),
   data_case("missing data set folder", "hf_train_files= hf_path=./gone", "hf_path=./gone", "no such", code=2),
   data_case("missing split", saved_data_set, "'train'", "train_split", "test"),
-  data_case("hub data set offline", "hf_train_files= hf_path=no-such-owner/no-such-data", "hf_path=no-such-owner/no-such-data"),
+  data_case(
+    "hub data set offline", "hf_train_files= hf_path=no-such-owner/no-such-data", "hf_path=no-such-owner/no-such-data"
+  ),
   data_case(
     "bad evaluation data",
     lambda room: ["eval_interval=1", f"hf_eval_files={room.rows(chat('user: Hi'), name='eval.jsonl').name}"],
@@ -240,25 +329,43 @@ DATA = [
 
 
 def template(text: str, *says: str, name: str, arguments: Sequence[str] = ()) -> Case:
-  return Case(name, lambda room: [f"chat_template={room.file('t.jinja', text).name}", *arguments], says, config="chat.yml")
+  return Case(
+    name, lambda room: [f"chat_template={room.file('t.jinja', text).name}", *arguments], says, config="chat.yml"
+  )
 
 
-CHANGING = "{{ messages | length }}{% for m in messages %}{{ m.role }}{{ m.content }}{{ messages[-1].content }}{% endfor %}"
+CHANGING = (
+  "{{ messages | length }}{% for m in messages %}{{ m.role }}{{ m.content }}{{ messages[-1].content }}{% endfor %}"
+)
 TEMPLATE = [
   Case("missing template file", "chat_template=gone.jinja", ("gone.jinja", "no such file"), code=2, config="chat.yml"),
   Case("unknown template name", "chat_template=lama2", ("lama2", "llama2"), code=2, config="chat.yml"),
   template("{% for m in messages %}\n{{ m.content \n{% endfor %}", "t.jinja", "line 3", name="bad syntax"),
   template("{% for m in messages %}{{ m }}", "t.jinja", "line 1", "endfor", name="unclosed block"),
   template("{{ ''.__class__.__mro__ }}", "t.jinja", "line 1", "__class__", name="attack by attributes"),
-  template("{{ cycler.__init__.__globals__.os.popen('id').read() }}", "t.jinja", "line 1", "__init__", name="attack by globals"),
-  template("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "t.jinja", name="endless loop"),
+  template(
+    "{{ cycler.__init__.__globals__.os.popen('id').read() }}", "t.jinja", "line 1", "__init__", name="attack by globals"
+  ),
+  template(
+    "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "t.jinja", name="endless loop"
+  ),
   template("{% for i in range(9999) %}{{ 'x' * 99999 }}{% endfor %}", "t.jinja", "characters", name="huge output"),
   template("{{ raise_exception('no system here') }}", "line 1", "no system here", name="template that refuses"),
   template("{{ messages[0].nothing.at.all }}", "t.jinja", "line 1", name="undefined value"),
   template(CHANGING, "t.jinja", "{% generation %}", name="text that changes"),
   template("no messages", "rows.jsonl line 1", name="template without messages"),
-  Case("JSON without template", lambda room: [f"chat_template={room.file('chat_template.json', '{}').name}"], ("chat_template.json",), config="chat.yml"),
-  Case("template not UTF-8", lambda room: [f"chat_template={room.file('t.jinja', bytes([255, 254])).name}"], ("t.jinja", "UTF-8"), config="chat.yml"),
+  Case(
+    "JSON without template",
+    lambda room: [f"chat_template={room.file('chat_template.json', '{}').name}"],
+    ("chat_template.json",),
+    config="chat.yml",
+  ),
+  Case(
+    "template not UTF-8",
+    lambda room: [f"chat_template={room.file('t.jinja', bytes([255, 254])).name}"],
+    ("t.jinja", "UTF-8"),
+    config="chat.yml",
+  ),
   Case("no template", file_template := "chat_template=", ("no chat template", "llama2"), config="chat.yml"),
 ]
 
@@ -285,20 +392,46 @@ def empty_folder(room: Room) -> Sequence[str]:
 HUGGINGFACE = "tokenizer_type=huggingface"
 TOKENIZER = [
   tokenizer("missing tokenizer", "tokenizer_path=gone.model", "tokenizer_path=gone.model", "no such file", code=2),
-  tokenizer("shipped tokenizer without its scheme", "tokenizer_path=assets/tokenizer.llama2", "no such file", "maxtext://tokenizers/tokenizer.llama2", code=2),
+  tokenizer(
+    "shipped tokenizer without its scheme",
+    "tokenizer_path=assets/tokenizer.llama2",
+    "no such file",
+    "maxtext://tokenizers/tokenizer.llama2",
+    code=2,
+  ),
   tokenizer("unknown kind", "tokenizer_type=sentencepice", "tokenizer_type", "sentencepiece", code=2),
   tokenizer("path out of MaxText", "tokenizer_path=maxtext://../../secret", "maxtext://../../secret", code=2),
   tokenizer("SentencePiece as tiktoken", "tokenizer_type=tiktoken", "tokenizer.llama2", "tokenizer_type=sentencepiece"),
-  tokenizer("tiktoken as SentencePiece", "tokenizer_path=maxtext://tokenizers/tokenizer_llama3.tiktoken", "tokenizer_type=tiktoken"),
+  tokenizer(
+    "tiktoken as SentencePiece",
+    "tokenizer_path=maxtext://tokenizers/tokenizer_llama3.tiktoken",
+    "tokenizer_type=tiktoken",
+  ),
   tokenizer("corrupt SentencePiece", tokenizer_file("bad.model", bytes(range(200))), "bad.model", "SentencePiece"),
   tokenizer("empty SentencePiece", tokenizer_file("none.model", b""), "none.model", "SentencePiece"),
-  tokenizer("incomplete tiktoken", tokenizer_file("cut.tiktoken", b"IQ== 0\nIg== 1\n", "tokenizer_type=tiktoken"), "cut.tiktoken", "incomplete"),
-  tokenizer("broken line in tiktoken", tokenizer_file("bad.tiktoken", b"IQ== 0\n!!\n", "tokenizer_type=tiktoken"), "bad.tiktoken, line 2"),
+  tokenizer(
+    "incomplete tiktoken",
+    tokenizer_file("cut.tiktoken", b"IQ== 0\nIg== 1\n", "tokenizer_type=tiktoken"),
+    "cut.tiktoken",
+    "incomplete",
+  ),
+  tokenizer(
+    "broken line in tiktoken",
+    tokenizer_file("bad.tiktoken", b"IQ== 0\n!!\n", "tokenizer_type=tiktoken"),
+    "bad.tiktoken, line 2",
+  ),
   tokenizer("two models in a folder", two_models, "models", "a.model, b.model", "name the file"),
   tokenizer("folder without tokenizer", lambda room: [*empty_folder(room), HUGGINGFACE], "./empty", "no tokenizer"),
   tokenizer("file for a HuggingFace folder", f"tokenizer_path=chat.yml {HUGGINGFACE}", "chat.yml", "tokenizer.json"),
-  tokenizer("corrupt tokenizer.json", lambda room: [f"tokenizer_path={room.file('hf/tokenizer.json', '{').parent}", HUGGINGFACE], "hf", "tokenizer"),
-  tokenizer("hub tokenizer offline", f"tokenizer_path=no-such-owner/no-such-model {HUGGINGFACE}", "no-such-owner/no-such-model"),
+  tokenizer(
+    "corrupt tokenizer.json",
+    lambda room: [f"tokenizer_path={room.file('hf/tokenizer.json', '{').parent}", HUGGINGFACE],
+    "hf",
+    "tokenizer",
+  ),
+  tokenizer(
+    "hub tokenizer offline", f"tokenizer_path=no-such-owner/no-such-model {HUGGINGFACE}", "no-such-owner/no-such-model"
+  ),
 ]
 
 
@@ -402,29 +535,92 @@ def given_folder(room: Room) -> Sequence[str]:
 
 
 CHECKPOINT = [
-  checkpoint("missing weights", "load_parameters_path=gone/0/items", "load_parameters_path", "no such file or folder", code=2),
+  checkpoint(
+    "missing weights", "load_parameters_path=gone/0/items", "load_parameters_path", "no such file or folder", code=2
+  ),
   checkpoint("empty folder", given_folder, "empty", "step's folder"),
   checkpoint("file for a checkpoint", "load_parameters_path=chat.yml", "chat.yml", "step's folder"),
-  checkpoint("run's folder for a checkpoint", lambda room: [f"load_parameters_path={room.run()}", "run_name=s"], "out/r", "step's folder"),
-  checkpoint("folder of steps for a checkpoint", lambda room: [f"load_parameters_path={room.run() / 'checkpoints'}", "run_name=s"], "out/r/checkpoints", "step's folder"),
-  checkpoint("weights of another size", load_parameters("base_mlp_dim=48"), "wi_0/kernel", "(16, 2, 32) on disk", "(16, 2, 48) wanted"),
-  checkpoint("weights of another depth", load_parameters("base_num_decoder_layers=3"), "(16, 2, 32) on disk", "(16, 3, 32) wanted"),
-  checkpoint("weights with scanned layers", load_parameters("scan_layers=false"), "scan_layers=true; set that", "layers_0"),
+  checkpoint(
+    "run's folder for a checkpoint",
+    lambda room: [f"load_parameters_path={room.run()}", "run_name=s"],
+    "out/r",
+    "step's folder",
+  ),
+  checkpoint(
+    "folder of steps for a checkpoint",
+    lambda room: [f"load_parameters_path={room.run() / 'checkpoints'}", "run_name=s"],
+    "out/r/checkpoints",
+    "step's folder",
+  ),
+  checkpoint(
+    "weights of another size",
+    load_parameters("base_mlp_dim=48"),
+    "wi_0/kernel",
+    "(16, 2, 32) on disk",
+    "(16, 2, 48) wanted",
+  ),
+  checkpoint(
+    "weights of another depth",
+    load_parameters("base_num_decoder_layers=3"),
+    "(16, 2, 32) on disk",
+    "(16, 3, 32) wanted",
+  ),
+  checkpoint(
+    "weights with scanned layers", load_parameters("scan_layers=false"), "scan_layers=true; set that", "layers_0"
+  ),
   checkpoint("damaged weights", load_parameters(change=cut_arrays), "given/2", "damaged"),
   checkpoint("weights without metadata", load_parameters(change=no_metadata), "given/2", "damaged"),
-  checkpoint("weights that are not numbers", load_parameters(change=rewrite(broken_weights)), "step 1", "nan", "not finite"),
-  checkpoint("Tunix's layout of another model", load_parameters(change=rewrite(wider, tunix=True)), "on disk", "wanted"),
+  checkpoint(
+    "weights that are not numbers", load_parameters(change=rewrite(broken_weights)), "step 1", "nan", "not finite"
+  ),
+  checkpoint(
+    "Tunix's layout of another model", load_parameters(change=rewrite(wider, tunix=True)), "on disk", "wanted"
+  ),
   checkpoint("state of another size", full_state(rewrite(wider)), "on disk", "wanted"),
-  checkpoint("keys of another kind", full_state(rewrite(threefry_keys)), "key", "(2,) on disk", "(4,) wanted", "unsafe_rbg"),
-  checkpoint("damaged newest", resume(change=lambda path: cut_arrays(path / "2")), "checkpoints/2", "damaged", "restore_fallback=true", "checkpoint 1"),
-  checkpoint("damaged and no older one", resume("restore_fallback=true", change=only_newest), "checkpoints/2", "damaged", "no older"),
-  checkpoint("newest without metadata", resume(change=lambda path: no_metadata(path / "2")), "checkpoints/2", "damaged", "restore_fallback=true"),
-  checkpoint("run of another size", resume("base_mlp_dim=48"), "checkpoints/2", "(16, 2, 32) on disk", "(16, 2, 48) wanted"),
+  checkpoint(
+    "keys of another kind", full_state(rewrite(threefry_keys)), "key", "(2,) on disk", "(4,) wanted", "unsafe_rbg"
+  ),
+  checkpoint(
+    "damaged newest",
+    resume(change=lambda path: cut_arrays(path / "2")),
+    "checkpoints/2",
+    "damaged",
+    "restore_fallback=true",
+    "checkpoint 1",
+  ),
+  checkpoint(
+    "damaged and no older one",
+    resume("restore_fallback=true", change=only_newest),
+    "checkpoints/2",
+    "damaged",
+    "no older",
+  ),
+  checkpoint(
+    "newest without metadata",
+    resume(change=lambda path: no_metadata(path / "2")),
+    "checkpoints/2",
+    "damaged",
+    "restore_fallback=true",
+  ),
+  checkpoint(
+    "run of another size", resume("base_mlp_dim=48"), "checkpoints/2", "(16, 2, 32) on disk", "(16, 2, 48) wanted"
+  ),
   checkpoint("run of another optimizer", resume("opt_type=sgd"), "checkpoints/2", "opt_state"),
   checkpoint("run of other data", resume(change=other_data_position), "other data", "load_parameters_path"),
-  checkpoint("run of another batch size", resume("per_device_batch_size=2"), "global batch size was 1, is 2", "load_parameters_path"),
+  checkpoint(
+    "run of another batch size",
+    resume("per_device_batch_size=2"),
+    "global batch size was 1, is 2",
+    "load_parameters_path",
+  ),
   checkpoint("damaged data position", resume(change=broken_data_position), "post_train_iter", "can't be read"),
-  checkpoint("checkpoint beyond steps", resume("steps=1") if False else lambda room: [str(room.run())[:0] or "steps=1"], "step 2", "steps=1", "raise steps"),
+  checkpoint(
+    "checkpoint beyond steps",
+    resume("steps=1") if False else lambda room: [str(room.run())[:0] or "steps=1"],
+    "step 2",
+    "steps=1",
+    "raise steps",
+  ),
 ]
 
 
@@ -484,24 +680,51 @@ def foreign_metrics(room: Room) -> Sequence[str]:
 
 
 FILES = [
-  Case("output is a file", "base_output_directory=chat.yml", ("base_output_directory=chat.yml", "is a file", "folder"), code=2),
+  Case(
+    "output is a file",
+    "base_output_directory=chat.yml",
+    ("base_output_directory=chat.yml", "is a file", "folder"),
+    code=2,
+  ),
   Case("output below a file", "base_output_directory=chat.yml/out", ("chat.yml/out", "base_output_directory")),
   Case("run is a file", file_at("out/r"), ("out/r", "base_output_directory")),
   Case("checkpoints is a file", file_at("out/r/checkpoints"), ("out/r/checkpoints", "base_output_directory")),
   Case("read-only folder", "", ("out/r", "base_output_directory"), around=read_only),
   Case("kernel's folder", "base_output_directory=/proc/out", ("/proc/out", "base_output_directory")),
   Case("full disk", "", ("checkpoints/1", "could not be written", "No space left"), around=small_disk),
-  Case("full disk in the background", "async_checkpointing=true steps=3", ("checkpoints/1", "could not be written", "No space left"), around=small_disk),
+  Case(
+    "full disk in the background",
+    "async_checkpointing=true steps=3",
+    ("checkpoints/1", "could not be written", "No space left"),
+    around=small_disk,
+  ),
   Case("file size limit", "", ("checkpoints/1", "could not be written", "File too large"), around=small_files),
   Case("folder for the metrics", folder_for_metrics, ("metrics.jsonl",)),
   Case("metrics of something else", foreign_metrics, ("metrics.jsonl", "line 1")),
-  Case("metrics without space", "enable_checkpointing=false steps=400", ("metrics.jsonl", "No space left"), around=small_disk),
-  Case("file for the TensorBoard folder", file_at("out/r/tensorboard", "enable_tensorboard=true"), ("out/r/tensorboard",)),
+  Case(
+    "metrics without space",
+    "enable_checkpointing=false steps=400",
+    ("metrics.jsonl", "No space left"),
+    around=small_disk,
+  ),
+  Case(
+    "file for the TensorBoard folder", file_at("out/r/tensorboard", "enable_tensorboard=true"), ("out/r/tensorboard",)
+  ),
 ]
 
 TRAINING = [
-  Case("learning rate too high", "learning_rate=1e30 steps=4", ("step 2", "not finite", "learning_rate", "nonfinite_gradients=skip"), keeps=1),
-  Case("too many skipped", "learning_rate=1e30 steps=9 nonfinite_gradients=skip max_skipped_steps=2", ("step 2", "max_skipped_steps=2", "learning_rate"), keeps=1),
+  Case(
+    "learning rate too high",
+    "learning_rate=1e30 steps=4",
+    ("step 2", "not finite", "learning_rate", "nonfinite_gradients=skip"),
+    keeps=1,
+  ),
+  Case(
+    "too many skipped",
+    "learning_rate=1e30 steps=9 nonfinite_gradients=skip max_skipped_steps=2",
+    ("step 2", "max_skipped_steps=2", "learning_rate"),
+    keeps=1,
+  ),
 ]
 TABLE = {
   "configuration": CONFIGURATION,

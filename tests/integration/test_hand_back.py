@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from tests.support import runs
 
 from maxtext_posttrain import maxtext_api
 from maxtext_posttrain.checkpointing.metadata import flatten_tree, load_step_metadata
-from tests.support import runs
 
 pytestmark = pytest.mark.slow
 
@@ -82,7 +82,9 @@ def handed_back(folder: Path) -> dict[str, Any]:
   results: dict[str, Any] = {}
   jobs, expected = [], []
   for case, keys in CASES.items():
-    sft_argv = runs.arguments(folder, case, f"steps={STEPS}", "checkpoint_period=100", *(f"{k}={v}" for k, v in keys.items()))
+    sft_argv = runs.arguments(
+      folder, case, f"steps={STEPS}", "checkpoint_period=100", *(f"{k}={v}" for k, v in keys.items())
+    )
     session = runs.sft_session(sft_argv)
     results[case] = {"session": session, "step_folder": folder / case / "checkpoints" / str(STEPS)}
     for way in WAYS:
@@ -181,7 +183,14 @@ def test_sft_starts_from_what_pretraining_wrote(folder: Path, scanned: bool):
   )
   del full
   weights = runs.sft_session(
-    runs.arguments(folder, f"{name}-weights", "steps=1", f"load_parameters_path={written_folder}/items", "learning_rate=0.0", *settings)
+    runs.arguments(
+      folder,
+      f"{name}-weights",
+      "steps=1",
+      f"load_parameters_path={written_folder}/items",
+      "learning_rate=0.0",
+      *settings,
+    )
   )
   assert weights.trainer.train_steps == 1
   for path, variable in nnx.to_flat_state(nnx.state(weights.trainer.model, nnx.Param)):

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from orbax.checkpoint import v1 as ocp
+from tests.conftest import REPOSITORY
 
 from maxtext_posttrain.checkpointing.metadata import flatten_tree
 from maxtext_posttrain.config import load_config
 from maxtext_posttrain.handback import pretraining_arguments
 from maxtext_posttrain.report import read_metrics
-from tests.conftest import REPOSITORY
 
 TINY = (
   "base_config=models/tiny.yml",
@@ -62,6 +64,57 @@ def sft_process(argv: Sequence[str], **kwargs: Any) -> subprocess.CompletedProce
   return subprocess.run(
     [sys.executable, "-m", "train_sft", *argv], text=True, capture_output=True, check=False, cwd=REPOSITORY, **kwargs
   )
+
+
+_FORKSERVER = multiprocessing.get_context("forkserver")
+_FORKSERVER.set_forkserver_preload(["maxtext_posttrain.trainers.sft"])
+
+
+def _sft_child(argv: list[str], log: str) -> None:
+  from maxtext_posttrain.cli import main
+
+  descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+  os.dup2(descriptor, 1)
+  os.dup2(descriptor, 2)
+  os.chdir(REPOSITORY)
+  sys.exit(main(["sft", *argv]))
+
+
+class SftProcess:
+  """`posttrain sft` in a process of its own, forked from a server that has the imports behind it already."""
+
+  def __init__(self, argv: Sequence[str], log: Path):
+    self.log = log
+    self._process = _FORKSERVER.Process(target=_sft_child, args=(list(argv), str(log)))
+    self._process.start()
+
+  @property
+  def pid(self) -> int:
+    assert self._process.pid is not None
+    return self._process.pid
+
+  def wait_for(self, run: Path, step: int) -> bool:
+    """Waits until the run's metrics hold a step; False where the process ended before."""
+    path = run / "metrics.jsonl"
+    while self._process.is_alive():
+      if path.exists() and any(r["kind"] == "train" and r["step"] >= step for r in read_metrics(path)):
+        return True
+      time.sleep(0.002)
+    return False
+
+  def kill(self) -> None:
+    """SIGKILL, and waits."""
+    self._process.kill()
+    self._process.join()
+
+  def wait(self) -> int:
+    """The exit code."""
+    self._process.join()
+    assert self._process.exitcode is not None
+    return self._process.exitcode
+
+  def output(self) -> str:
+    return self.log.read_text(encoding="utf-8")
 
 
 def sft_overrides(argv: Sequence[str]) -> dict[str, Any]:
@@ -112,7 +165,9 @@ def pretraining(runs: Sequence[Sequence[str]], folder: Path) -> list[dict[str, A
   return results
 
 
-def pretraining_argv(sft_argv: Sequence[str], *, way: str, run_name: str, step: int, steps: int, **keys: Any) -> list[str]:
+def pretraining_argv(
+  sft_argv: Sequence[str], *, way: str, run_name: str, step: int, steps: int, **keys: Any
+) -> list[str]:
   """Pre-training's arguments for going on from an SFT run, on synthetic data."""
   new_run_name = keys.pop("new_run_name", None)
   argv = pretraining_arguments(
@@ -147,5 +202,6 @@ TIMINGS = (
 def metrics(run: Path) -> list[dict[str, Any]]:
   """A run's metrics without what depends on the clock."""
   return [
-    {key: value for key, value in record.items() if key not in TIMINGS} for record in read_metrics(run / "metrics.jsonl")
+    {key: value for key, value in record.items() if key not in TIMINGS}
+    for record in read_metrics(run / "metrics.jsonl")
   ]

@@ -108,7 +108,9 @@ def describe_checkpoint(path: epath.PathLike) -> StoredCheckpoint:
   except (ValueError, OSError, KeyError, TypeError) as error:
     if items:
       raise DamagedCheckpointError(f"checkpoint {root} is damaged: {reason(error)}") from error
-    raise CheckpointError(f"no readable checkpoint at {root}: {reason(error)}") from error
+    raise CheckpointError(
+      f"no readable checkpoint at {root}: {_wanted_instead(root)} ({reason(error, length=120)})"
+    ) from error
   if ITEMS in trees:
     layout: Layout = "maxtext"
   elif TUNIX_PARAMS in trees:
@@ -118,9 +120,19 @@ def describe_checkpoint(path: epath.PathLike) -> StoredCheckpoint:
   else:
     names = ", ".join(sorted(trees)) or "nothing"
     raise CheckpointError(
-      f"checkpoint at {root} holds {names}: expected MaxText's {ITEMS} or Tunix's {TUNIX_PARAMS}; name a step's folder"
+      f"checkpoint at {root} holds {names}: expected MaxText's {ITEMS} or Tunix's {TUNIX_PARAMS};"
+      f" {_wanted_instead(root)}"
     )
   return StoredCheckpoint(root, layout, trees, _json_object(metadata.custom_metadata))
+
+
+def _wanted_instead(root: epath.Path) -> str:
+  """What to name in place of a path without a checkpoint: its newest step, where it is a run's folder."""
+  for folder in (root, root / "checkpoints"):
+    steps = [int(path.name) for path in folder.iterdir() if path.name.isdigit()] if folder.is_dir() else []
+    if steps:
+      return f"name a step's folder, for example {folder / str(max(steps))}"
+  return f"name a step's folder, as <run>/checkpoints/<step>, or its {ITEMS}"
 
 
 def _json_object(value: Any) -> dict[str, Any]:
@@ -144,7 +156,7 @@ def stored_shape(leaf: Any) -> tuple[int, ...]:
   return tuple(leaf.shape)
 
 
-def reason(error: BaseException) -> str:
+def reason(error: BaseException, *, length: int = 300) -> str:
   """An exception's own words on one short line."""
   text = " ".join(str(error).split())
-  return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
+  return f"{type(error).__name__}: {text[:length]}" if text else type(error).__name__

@@ -180,7 +180,7 @@ def _read_parquet(file: IO[bytes], source: str, options: DataOptions) -> Iterato
     for batch in parquet.iter_batches(batch_size=_READ_BATCH, columns=wanted):
       for row in batch.to_pylist():
         yield Row(Location(source, "row", next(numbers)), drop_filled_nulls(row))
-  except pyarrow.ArrowException as error:
+  except (pyarrow.ArrowException, OSError) as error:  # Arrow reports a broken footer as an OSError.
     raise DataError(f"{source} is not a readable Parquet file: {_first_line(error)}") from error
 
 

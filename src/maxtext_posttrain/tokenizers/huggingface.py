@@ -64,6 +64,10 @@ class HuggingFaceTokenizer(Tokenizer):
       options = TokenizerOptions(own, options.parse_special_tokens_in_content, options.add_bos)
     super().__init__(path, options, special_tokens, named)
 
+  def __getstate__(self) -> dict[str, Any]:
+    # What can be made again is not sent to other processes.
+    return {name: value for name, value in vars(self).items() if name not in ("_secrets", "_secret_backend")}
+
   def _encode_text(self, text: str) -> list[int]:
     marks = tuple(start + 1 for start in self._matcher.starts(text))
     return self._tokenize(RenderedText(text, marks), with_mask=False)[0]
