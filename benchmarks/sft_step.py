@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import importlib.util
+import itertools
 import json
 import os
 import platform
@@ -24,6 +25,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from _common import VOCAB_SIZE, Spread, write_chats, write_tokenizer
 
@@ -244,17 +246,15 @@ class Bench:
       tail = "\n".join(log_file.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_TAIL:])
       sys.exit(f"{tail}\n{side.name}: exit code {code} after {steps} of {keys['steps']} steps")
     run = _summarise(result, started)
-    print(
-      f"{title}: {side.name:<8} first step after {run.first_step_seconds:.2f} s, {1e3 * run.step_seconds:.1f} ms a step",
-      flush=True,
-    )
+    times = f"first step after {run.first_step_seconds:.2f} s, then {1e3 * run.step_seconds:.1f} ms a step"
+    print(f"{title}: {side.name:<8} {times}", flush=True)
     return run
 
 
-def _summarise(result: Mapping[str, list[float]], started: float) -> Run:
+def _summarise(result: Mapping[str, Any], started: float) -> Run:
   completed = result["completed"]
   steps = len(completed)
-  intervals = [after - before for before, after in zip(completed, completed[1:], strict=False)]
+  intervals = [after - before for before, after in itertools.pairwise(completed)]
   return Run(
     first_step_seconds=completed[0] - started,
     # The interval that ends with step n is number n - 2.

@@ -1,7 +1,7 @@
 """Second half of `make quickstart`: the unmodified pre-training of MaxText resumes the SFT run that was just made.
 
-It goes on in the same run, at its step and with its optimizer, on the same conversations as plain text, and this script
-prints where one ended and the other went on.
+It goes on in the same run, at its step and with its optimizer, on the conversations' answers as plain text, and this
+script prints where one ended and the other went on.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ MORE_STEPS = 5
 
 
 def write_text(source: Path, target: Path) -> None:
-  """The conversations of a JSONL file as one text each, for pre-training's own pipeline."""
-  lines = source.read_text(encoding="utf-8").splitlines()
-  texts = [
-    "\n".join(f"{message['role']}: {message['content']}" for message in json.loads(line)["messages"]) for line in lines
+  """The assistant's answers of a JSONL file of conversations, for pre-training's own pipeline."""
+  conversations = [json.loads(line)["messages"] for line in source.read_text(encoding="utf-8").splitlines()]
+  answers = [
+    message["content"] for messages in conversations for message in messages if message["role"] == "assistant"
   ]
-  pq.write_table(pa.table({"text": texts}), target)
+  pq.write_table(pa.table({"text": answers}), target)
 
 
 def main() -> int:
@@ -52,6 +52,7 @@ def main() -> int:
     "grain_file_type=parquet",
     f"grain_train_files={text}",
     "grain_worker_count=0",
+    "num_epoch=100",
     f"tokenizer_path={local_path(config.tokenizer_path)}",
     f"tokenizer_type={config.tokenizer_type}",
   ]
@@ -73,9 +74,10 @@ def main() -> int:
     print(process.stdout[-3000:])
     print(f"error: pre-training did not resume at step {step}; its output is in {run / 'pretraining.log'}")
     return process.returncode or 1
-  print(f"SFT ended           after step {step - 1:>3}  loss {last['loss']:.3f}  (assistant tokens)")
+  print(f"SFT ended at step {step}: loss {last['loss']:.3f} on the answers")
   for number, loss in steps:
-    print(f"pre-training went on at step {number:>3}  loss {loss:.3f}  (all tokens)")
+    print(f"pre-training, step {number + 1}: loss {loss:.3f} on the answers as plain text")
+  print(f"SFT wrote {run / 'checkpoints' / str(step) / 'items'}; pre-training went on in {run / 'checkpoints'}")
   return 0
 
 

@@ -61,11 +61,15 @@ def use_pretraining_prng() -> None:
 
 
 def quiet_logs(show: bool) -> None:
-  """Turns MaxText's, Tunix's and Orbax's information lines on or off; warnings and errors always show."""
-  absl_logging.set_verbosity(absl_logging.INFO if show else absl_logging.ERROR)
+  """Turns what MaxText, Tunix and Orbax log on or off.
+
+  Off, their errors show, but not those that go through absl: Orbax logs one traceback for each thread of a save that
+  fails, and raises what it logs.
+  """
   level = logging.INFO if show else logging.ERROR
-  for name in ("maxtext", "tunix", "orbax", "jax", "absl"):
+  for name in ("maxtext", "tunix", "orbax", "jax"):
     logging.getLogger(name).setLevel(level)
+  absl_logging.set_verbosity(absl_logging.INFO if show else absl_logging.FATAL)
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import sys
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from tqdm import tqdm
+
+from maxtext_posttrain.errors import TrainingError
 
 _SHOWN = ("loss", "learning_rate", "grad_norm", "tokens_per_second")
 
@@ -23,15 +26,19 @@ class MetricsFile:
     Args:
       path: the file; made with its folder where it is missing.
       completed_steps: the step training goes on from.
+
+    Raises:
+      TrainingError: the file can't be written, or holds something else.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     self.path = path
-    kept = [record for record in read_metrics(path) if record["step"] <= completed_steps] if path.exists() else []
-    self._seen = {(record["kind"], record["step"]) for record in kept}
-    temporary = path.with_suffix(".jsonl.tmp")
-    temporary.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
-    temporary.replace(path)
-    self._file: TextIO = path.open("a", encoding="utf-8")
+    with _one_line_errors(path):
+      path.parent.mkdir(parents=True, exist_ok=True)
+      kept = [record for record in read_metrics(path) if record["step"] <= completed_steps] if path.exists() else []
+      self._seen = {(record["kind"], record["step"]) for record in kept}
+      temporary = path.with_suffix(".jsonl.tmp")
+      temporary.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
+      temporary.replace(path)
+      self._file: TextIO = path.open("a", encoding="utf-8")
 
   def has(self, kind: str, step: int) -> bool:
     """Whether a record of this kind and step is there."""
@@ -40,23 +47,45 @@ class MetricsFile:
   def write(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
     """Appends a record; it is in the file when this returns. Numbers that are not finite are written as null."""
     record = {"kind": kind, "step": step, **{key: _json_number(value) for key, value in values.items()}}
-    self._file.write(json.dumps(record) + "\n")
-    self._file.flush()
+    with _one_line_errors(self.path):
+      self._file.write(json.dumps(record) + "\n")
+      self._file.flush()
     self._seen.add((kind, step))
 
   def close(self) -> None:
     """Closes the file."""
-    self._file.close()
+    with _one_line_errors(self.path):
+      self._file.close()
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-  """The records of a metrics file; a last line that a kill cut short is left out."""
-  with path.open(encoding="utf-8") as file:
-    for line in file:
+  """The records of a metrics file; a last line that a kill cut short is left out.
+
+  Raises:
+    TrainingError: another line is not a record.
+  """
+  with path.open(encoding="utf-8", errors="replace") as file:
+    for number, line in enumerate(file, start=1):
       try:
-        yield json.loads(line)
+        record = json.loads(line)
       except ValueError:
-        return
+        if not line.endswith("\n"):
+          return
+        record = None
+      if not isinstance(record, dict) or "kind" not in record or not isinstance(record.get("step"), int):
+        raise TrainingError(f"{path}, line {number}: is not a record of metrics; move the file away, or mend that line")
+      yield record
+
+
+@contextlib.contextmanager
+def _one_line_errors(path: Path | str) -> Iterator[None]:
+  """The file system's exceptions as one line."""
+  try:
+    yield
+  except OSError as error:
+    raise TrainingError(
+      f"{path} can't be written: {error.strerror or error}; make room for it, or change base_output_directory"
+    ) from error
 
 
 def _json_number(value: Any) -> Any:
@@ -102,7 +131,8 @@ class Reporter:
     if tensorboard_directory is not None:
       from tensorboardX import SummaryWriter  # Imported where it is used: protobuf takes a second.
 
-      self._tensorboard = SummaryWriter(tensorboard_directory, purge_step=completed_steps + 1)
+      with _one_line_errors(tensorboard_directory):
+        self._tensorboard = SummaryWriter(tensorboard_directory, purge_step=completed_steps + 1)
 
   def line(self, text: str) -> None:
     """Prints a line without breaking the progress bar."""
@@ -137,8 +167,11 @@ class Reporter:
 
   def close(self) -> None:
     """Closes every output."""
-    self.metrics.close()
-    if self._tensorboard is not None:
-      self._tensorboard.close()
     if self._bar is not None:
       self._bar.close()
+    try:
+      self.metrics.close()
+    finally:
+      if self._tensorboard is not None:
+        with _one_line_errors(self._tensorboard.logdir):
+          self._tensorboard.close()

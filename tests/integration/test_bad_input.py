@@ -451,7 +451,7 @@ def load_parameters(*arguments: str, change: Callable[[Path], None] = lambda pat
 def resume(*arguments: str, change: Callable[[Path], None] = lambda run: None) -> Arguments:
   def prepare(room: Room) -> Sequence[str]:
     change(room.run() / "checkpoints")
-    return ["steps=4", *arguments]
+    return arguments or ["steps=4"]
 
   return prepare
 
@@ -465,8 +465,8 @@ def cut_arrays(path: Path) -> None:
     file.write_bytes(data[: len(data) // 2])
 
 
-def rewrite(change: Callable[[tuple, np.ndarray], Any], *, tunix: bool = False) -> Callable[[Path], None]:
-  """Writes a step anew with its arrays changed, or its weights in Tunix's layout."""
+def rewrite(change: Callable[[tuple, Any], Any], *, tunix: bool = False) -> Callable[[Path], None]:
+  """Writes a step anew with its arrays changed, or its weights alone in Tunix's layout."""
 
   def apply(step: Path) -> None:
     from orbax.checkpoint import v1 as ocp
@@ -474,14 +474,13 @@ def rewrite(change: Callable[[tuple, np.ndarray], Any], *, tunix: bool = False) 
     def walk(node: Any, path: tuple = ()) -> Any:
       if isinstance(node, dict):
         return {key: walk(child, (*path, key)) for key, child in node.items()}
-      if isinstance(node, (list, tuple)):
+      if isinstance(node, list):
         return [walk(child, (*path, index)) for index, child in enumerate(node)]
       if node is None:
         return None
-      leaf = change(path, np.asarray(node))
-      return {"value": leaf} if tunix else leaf
+      return {"value": change(path, node)} if tunix else change(path, node)
 
-    items = ocp.load_checkpointables(step)["items"]
+    items = ocp.load_checkpointables(step, {"items": None})["items"]
     shutil.rmtree(step)
     trees = {"model_params": walk(items["params"]["params"])} if tunix else {"items": walk(items)}
     ocp.save_checkpointables(step, trees)
@@ -489,26 +488,32 @@ def rewrite(change: Callable[[tuple, np.ndarray], Any], *, tunix: bool = False) 
   return apply
 
 
-def broken_weights(path: tuple, leaf: np.ndarray) -> np.ndarray:
-  return np.full_like(leaf, np.nan) if path[0] == "params" else leaf
+def broken_weights(path: tuple, leaf: Any) -> Any:
+  return leaf * np.nan if path[0] == "params" else leaf
 
 
-def threefry_keys(path: tuple, leaf: np.ndarray) -> np.ndarray:
-  return leaf[..., :2] if path[-1] == "key" else leaf
+def threefry_keys(path: tuple, leaf: Any) -> Any:
+  import jax
+
+  return jax.random.split(jax.random.key(0, impl="threefry2x32"), leaf.shape) if path[-1] == "key" else leaf
 
 
-def wider(path: tuple, leaf: np.ndarray) -> np.ndarray:
-  return np.concatenate([leaf, leaf], axis=-1)
+def wider(path: tuple, leaf: Any) -> Any:
+  return np.concatenate([leaf, leaf], axis=-1) if path[-2:] == ("wi_0", "kernel") else leaf
 
 
-def other_data_position(checkpoints: Path) -> None:
-  for file in checkpoints.glob("*/post_train_iter/*.json"):
-    file.write_text(file.read_text().replace('"data": "', '"data": "x'))
+def deeper(path: tuple, leaf: Any) -> Any:
+  return np.concatenate([leaf, leaf], axis=1) if "layers" in path and path[-1] == "kernel" else leaf
 
 
-def broken_data_position(checkpoints: Path) -> None:
-  for file in checkpoints.glob("*/post_train_iter/*.json"):
-    file.write_text("{")
+def data_position(change: Callable[[str], str]) -> Callable[[Path], None]:
+  def apply(checkpoints: Path) -> None:
+    (file,) = checkpoints.glob("2/post_train_iter/*.json")
+    before = file.read_text()
+    file.write_text(change(before))
+    assert file.read_text() != before
+
+  return apply
 
 
 def no_metadata(step: Path) -> None:
@@ -538,32 +543,35 @@ CHECKPOINT = [
   checkpoint(
     "missing weights", "load_parameters_path=gone/0/items", "load_parameters_path", "no such file or folder", code=2
   ),
-  checkpoint("empty folder", given_folder, "empty", "step's folder"),
-  checkpoint("file for a checkpoint", "load_parameters_path=chat.yml", "chat.yml", "step's folder"),
+  checkpoint("empty folder", given_folder, "/empty", "step's folder"),
+  checkpoint("file for a checkpoint", "load_parameters_path=chat.yml", "/chat.yml", "step's folder"),
   checkpoint(
     "run's folder for a checkpoint",
     lambda room: [f"load_parameters_path={room.run()}", "run_name=s"],
-    "out/r",
-    "step's folder",
+    "out/r ",
+    "for example",
+    "out/r/checkpoints/2",
   ),
   checkpoint(
     "folder of steps for a checkpoint",
     lambda room: [f"load_parameters_path={room.run() / 'checkpoints'}", "run_name=s"],
-    "out/r/checkpoints",
-    "step's folder",
+    "for example",
+    "out/r/checkpoints/2",
   ),
   checkpoint(
     "weights of another size",
-    load_parameters("base_mlp_dim=48"),
+    load_parameters(change=rewrite(wider)),
+    "given/2",
     "wi_0/kernel",
-    "(16, 2, 32) on disk",
-    "(16, 2, 48) wanted",
+    "(16, 2, 64) on disk",
+    "(16, 2, 32) wanted",
   ),
   checkpoint(
     "weights of another depth",
-    load_parameters("base_num_decoder_layers=3"),
-    "(16, 2, 32) on disk",
-    "(16, 3, 32) wanted",
+    load_parameters(change=rewrite(deeper)),
+    "given/2",
+    "(16, 4, 32) on disk",
+    "(16, 2, 32) wanted",
   ),
   checkpoint(
     "weights with scanned layers", load_parameters("scan_layers=false"), "scan_layers=true; set that", "layers_0"
@@ -574,12 +582,15 @@ CHECKPOINT = [
     "weights that are not numbers", load_parameters(change=rewrite(broken_weights)), "step 1", "nan", "not finite"
   ),
   checkpoint(
-    "Tunix's layout of another model", load_parameters(change=rewrite(wider, tunix=True)), "on disk", "wanted"
+    "Tunix's layout of another model",
+    load_parameters(change=rewrite(wider, tunix=True)),
+    "given/2",
+    "wi_0/kernel",
+    "on disk",
+    "wanted",
   ),
-  checkpoint("state of another size", full_state(rewrite(wider)), "on disk", "wanted"),
-  checkpoint(
-    "keys of another kind", full_state(rewrite(threefry_keys)), "key", "(2,) on disk", "(4,) wanted", "unsafe_rbg"
-  ),
+  checkpoint("state of another size", full_state(rewrite(wider)), "given/2", "mu/params", "on disk", "wanted"),
+  checkpoint("keys of another kind", full_state(rewrite(threefry_keys)), "given/2", "rngs/params/key", "unsafe_rbg"),
   checkpoint(
     "damaged newest",
     resume(change=lambda path: cut_arrays(path / "2")),
@@ -590,7 +601,7 @@ CHECKPOINT = [
   ),
   checkpoint(
     "damaged and no older one",
-    resume("restore_fallback=true", change=only_newest),
+    resume("steps=4", "restore_fallback=true", change=only_newest),
     "checkpoints/2",
     "damaged",
     "no older",
@@ -603,24 +614,31 @@ CHECKPOINT = [
     "restore_fallback=true",
   ),
   checkpoint(
-    "run of another size", resume("base_mlp_dim=48"), "checkpoints/2", "(16, 2, 32) on disk", "(16, 2, 48) wanted"
+    "run of another size",
+    resume(change=lambda path: rewrite(wider)(path / "2")),
+    "checkpoints/2",
+    "wi_0/kernel",
+    "on disk",
+    "wanted",
   ),
-  checkpoint("run of another optimizer", resume("opt_type=sgd"), "checkpoints/2", "opt_state"),
-  checkpoint("run of other data", resume(change=other_data_position), "other data", "load_parameters_path"),
+  checkpoint("run of another optimizer", resume("steps=4", "opt_type=sgd"), "checkpoints/2", "opt_state"),
   checkpoint(
-    "run of another batch size",
-    resume("per_device_batch_size=2"),
-    "global batch size was 1, is 2",
+    "run of other data",
+    resume(change=data_position(lambda text: text.replace('"data": "', '"data": "x'))),
+    "other data",
     "load_parameters_path",
   ),
-  checkpoint("damaged data position", resume(change=broken_data_position), "post_train_iter", "can't be read"),
   checkpoint(
-    "checkpoint beyond steps",
-    resume("steps=1") if False else lambda room: [str(room.run())[:0] or "steps=1"],
-    "step 2",
-    "steps=1",
-    "raise steps",
+    "run of another batch size",
+    resume(change=data_position(lambda text: text.replace('batch size": 1', 'batch size": 2'))),
+    "global batch size was 2, is 1",
+    "load_parameters_path",
   ),
+  checkpoint(
+    "damaged data position", resume(change=data_position(lambda text: text[:9])), "post_train_iter", "can't be read"
+  ),
+  checkpoint("data position of something else", resume(change=data_position(lambda text: "[]")), "post_train_iter"),
+  checkpoint("checkpoint beyond steps", resume("steps=1"), "at step 2", "beyond steps=1", "raise steps"),
 ]
 
 

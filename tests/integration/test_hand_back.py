@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
@@ -65,10 +64,8 @@ def first_pretraining_step(session: Any, argv: list[str]) -> tuple[float, dict[t
 
 
 def checkpoint_arrays(state: nnx.State) -> dict[tuple, np.ndarray]:
-  def words(leaf: jax.Array) -> np.ndarray:
-    return np.asarray(jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf)
-
-  return {path: words(leaf) for path, leaf in flatten_tree(maxtext_api.to_checkpoint_dict(state)).items()}
+  """What `items` would hold of a train state."""
+  return {path: runs.as_words(leaf) for path, leaf in flatten_tree(maxtext_api.to_checkpoint_dict(state)).items()}
 
 
 @pytest.fixture(scope="module")

@@ -97,12 +97,6 @@ class Model:
     )
 
 
-def interleave(rows: np.ndarray) -> np.ndarray:
-  """HuggingFace's halves of a head's dimensions as the pairs that MaxText's rotary embedding takes; [..., head_dim]."""
-  first, second = np.split(rows, 2, axis=-1)
-  return np.stack([first, second], axis=-1).reshape(rows.shape)
-
-
 def to_maxtext(weights: Mapping[str, np.ndarray]) -> dict[tuple, np.ndarray]:
   """A HuggingFace Llama as MaxText's scanned tree; linear, so gradients go the same way but for the query's scale."""
 
@@ -121,8 +115,8 @@ def to_maxtext(weights: Mapping[str, np.ndarray]) -> dict[tuple, np.ndarray]:
     ("token_embedder", "embedding"): weights["model.embed_tokens.weight"],
     ("decoder", "decoder_norm", "scale"): weights["model.norm.weight"],
     ("decoder", "logits_dense", "kernel"): weights["lm_head.weight"].T,
-    (*attention, "query", "kernel"): stack(lambda layer: interleave(heads("q", layer)) / np.float32(np.sqrt(HEAD_DIM))),
-    (*attention, "key", "kernel"): stack(lambda layer: interleave(heads("k", layer))),
+    (*attention, "query", "kernel"): stack(lambda layer: heads("q", layer) / np.float32(np.sqrt(HEAD_DIM))),
+    (*attention, "key", "kernel"): stack(lambda layer: heads("k", layer)),
     (*attention, "value", "kernel"): stack(lambda layer: heads("v", layer)),
     (*attention, "out", "kernel"): stack(
       lambda layer: weights[f"model.layers.{layer}.self_attn.o_proj.weight"].T.reshape(-1, HEAD_DIM, 32)

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from orbax.checkpoint import v1 as ocp
 from tests.conftest import REPOSITORY
@@ -177,9 +179,14 @@ def pretraining_argv(
 
 
 def items(step_folder: Path) -> dict[tuple, np.ndarray]:
-  """Every array of a step's `items` by path."""
-  tree = ocp.load_checkpointables(step_folder)["items"]
-  return {path: np.asarray(leaf) for path, leaf in flatten_tree(tree).items()}
+  """Every array of a step's `items` by path; rng keys as their words."""
+  tree = ocp.load_checkpointables(step_folder, {"items": None})["items"]
+  return {path: as_words(leaf) for path, leaf in flatten_tree(tree).items()}
+
+
+def as_words(leaf: Any) -> np.ndarray:
+  """An array, or a typed rng key's words."""
+  return np.asarray(jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf)
 
 
 def assert_same_items(have: dict[tuple, np.ndarray], want: dict[tuple, np.ndarray]) -> None:

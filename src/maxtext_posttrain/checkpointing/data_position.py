@@ -76,7 +76,11 @@ class DataPosition(ocp.StatefulCheckpointable):
       return False
     try:
       state = json.loads(file.read_text())
+      if not isinstance(state, dict):
+        raise ValueError("it holds no position")
     except (OSError, ValueError) as error:
-      raise CheckpointError(f"data position {file} can't be read: {error}") from error
+      raise CheckpointError(
+        f"data position {file} can't be read: {error}; remove its folder to begin the data anew"
+      ) from error
     self._iterator.set_state(state)
     return True

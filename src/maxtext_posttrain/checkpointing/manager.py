@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 _WRAPPERS_KEY = "optimizer_wrappers"
 _BYTES_PER_GB = 10**9
+_AFTER_FAILED_SAVE = "make room there and run again: it goes on from the newest checkpoint"
 
 
 class Target(Protocol):
@@ -168,7 +169,9 @@ class MaxTextLayoutCheckpointManager(tunix_checkpoint_manager.CheckpointManager)
     preservation: Any = None
     if storage.max_to_keep is not None:
       preservation = ocp.training.preservation_policies.LatestN(storage.max_to_keep)
-    with _one_line_errors(f"checkpoint folder {root_directory} can't be used"):
+    with _one_line_errors(
+      f"checkpoint folder {root_directory} can't be used", "set base_output_directory to a folder that can be written"
+    ):
       # Every folder is tried before hours of training rest on it.
       epath.Path(root_directory).mkdir(parents=True, exist_ok=True)
       return ocp.training.Checkpointer(
@@ -245,7 +248,7 @@ class MaxTextLayoutCheckpointManager(tunix_checkpoint_manager.CheckpointManager)
     checkpointables: dict[str, Any] = {"items": items}
     if self.data_iterator is not None:
       checkpointables[DATA_POSITION] = DataPosition(self.data_iterator)
-    with _one_line_errors(f"checkpoint {self._step_path(step)} could not be written"):
+    with _one_line_errors(f"checkpoint {self._step_path(step)} could not be written", _AFTER_FAILED_SAVE):
       response = self._checkpointer.save_checkpointables_async(
         step, checkpointables, force=force, custom_metadata={**metadata, **(custom_metadata or {})}
       )
@@ -364,7 +367,7 @@ class MaxTextLayoutCheckpointManager(tunix_checkpoint_manager.CheckpointManager)
   def _save_errors(self) -> Iterator[None]:
     step, self._save_in_flight = self._save_in_flight, None
     where = "a checkpoint" if step is None or self._checkpointer is None else f"checkpoint {self._step_path(step)}"
-    with _one_line_errors(f"{where} could not be written"):
+    with _one_line_errors(f"{where} could not be written", _AFTER_FAILED_SAVE):
       yield
 
   def _step_path(self, step: int) -> epath.Path:
@@ -451,11 +454,11 @@ def install(
 
 
 @contextlib.contextmanager
-def _one_line_errors(title: str) -> Iterator[None]:
+def _one_line_errors(title: str, remedy: str) -> Iterator[None]:
   """Orbax's and the file system's exceptions as one line; ours pass as they are."""
   try:
     yield
   except CheckpointError:
     raise
   except (OSError, ValueError, RuntimeError, TypeError, KeyError) as error:
-    raise CheckpointError(f"{title}: {reason(error)}") from error
+    raise CheckpointError(f"{title}: {reason(error)}; {remedy}") from error

@@ -157,6 +157,8 @@ def stored_shape(leaf: Any) -> tuple[int, ...]:
 
 
 def reason(error: BaseException, *, length: int = 300) -> str:
-  """An exception's own words on one short line."""
+  """An exception's own words on one short line: where they are many, the first and, for the cause, the last."""
   text = " ".join(str(error).split())
-  return f"{type(error).__name__}: {text[:length]}" if text else type(error).__name__
+  if len(text) > length:
+    text = f"{text[: length // 2]} ... {text[-length // 2 :]}"
+  return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from orbax.checkpoint import v1 as ocp
@@ -220,7 +221,7 @@ def _raise_on_mismatch(
     for path, leaf in wanted.items()
     if path in have and have[path].shape != stored_shape(leaf)
   ]
-  hint = _scan_hint(stored, wanted, have) if problems else ""
+  hint = _scan_hint(stored, wanted, have) or _key_hint(wanted, have) if problems else ""
   layout.raise_problems(f"checkpoint {stored.root} does not fit the model{hint}", problems)
 
 
@@ -232,6 +233,18 @@ def _scan_hint(stored: StoredCheckpoint, wanted: Mapping[Path, Any], have: Mappi
 
   written = stored.custom_metadata.get("scan_layers", scanned(have))
   return f" (it was written with scan_layers={str(written).lower()}; set that)" if written != scanned(wanted) else ""
+
+
+def _key_hint(wanted: Mapping[Path, Any], have: Mapping[Path, StoredArray]) -> str:
+  """JAX's default rng keys have two words, those that pre-training sets have four."""
+  for path, leaf in wanted.items():
+    is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    if is_key and path in have and have[path].shape[-1:] != stored_shape(leaf)[-1:]:
+      return (
+        f" (its rng keys are not of pre-training's kind, {maxtext_api.PRNG_IMPL}; load its weights alone with"
+        " load_parameters_path)"
+      )
+  return ""
 
 
 def _load(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import time
 from collections.abc import Iterator, Mapping
@@ -238,11 +239,8 @@ class Session:
       reporter.line(
         f"{self.objective.name}: step {completed} of {mt.steps}, ready after {time.perf_counter() - self.started:.1f} s"
       )
-      try:
+      with contextlib.closing(manager), contextlib.closing(batches), contextlib.closing(reporter):
         trainer.run(self._evaluation_pass())
-      finally:
-        batches.close()
-        manager.close()
       done = trainer.train_steps
       if done < mt.steps and not (budget.exhausted or stop()):
         raise TrainingError(f"training ended at step {done} of {mt.steps} although neither its data nor a signal did")
