@@ -62,6 +62,7 @@ class Recorder:
 
   def __init__(self) -> None:
     self._completed: list[float] = []
+    self._processor_seconds: list[float] = []
     self._losses: list[Any] = []
     self._batches: list[dict[str, Any]] = []
     self._compile_seconds: list[float] = []
@@ -74,6 +75,7 @@ class Recorder:
     while (loss := self._pending.get()) is not None:
       loss.block_until_ready()
       self._completed.append(time.monotonic())
+      self._processor_seconds.append(time.process_time())
       self._losses.append(loss)
 
   def observe_compilation(self, monitoring: ModuleType) -> None:
@@ -112,6 +114,7 @@ class Recorder:
     kilobytes = 1 if sys.platform == "darwin" else 1024
     result = {
       "completed": self._completed,
+      "processor_seconds": self._processor_seconds,
       "losses": [float(loss) for loss in self._losses],
       "parameters": self._parameters,
       "positions": [math.prod(batch["inputs"].shape) for batch in self._batches],

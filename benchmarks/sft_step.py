@@ -90,6 +90,8 @@ class Run:
   Attributes:
     first_step_seconds: from just before the process was started to the end of its first update.
     step_seconds: median time between the ends of successive updates, from step 3 on.
+    first_step_processor_seconds: processor time of all the process's threads up to the end of its first update.
+    step_processor_seconds: median processor time between the ends of successive updates, from step 3 on.
     positions: of one step's batch, padding included.
     tokens: per step, padding excluded, a mean.
     trained_tokens: per step, those in the loss, a mean.
@@ -99,6 +101,8 @@ class Run:
 
   first_step_seconds: float
   step_seconds: float
+  first_step_processor_seconds: float
+  step_processor_seconds: float
   positions: int
   tokens: float
   trained_tokens: float
@@ -127,6 +131,8 @@ class Measure:
 _MEASURES = (
   Measure("start to first step, s", lambda run: run.first_step_seconds, 2, "<= 0.7"),
   Measure("step, ms", lambda run: 1e3 * run.step_seconds, 1, "<= 1.0"),
+  Measure("CPU to first step, s", lambda run: run.first_step_processor_seconds, 2),
+  Measure("CPU of a step, ms", lambda run: 1e3 * run.step_processor_seconds, 1),
   Measure("tokens per second", lambda run: run.tokens_per_second, 0),
   Measure("compile (XLA), s", lambda run: run.compile_seconds, 2),
   Measure("compilations", lambda run: run.compilations, 0),
@@ -254,11 +260,12 @@ class Bench:
 def _summarise(result: Mapping[str, Any], started: float) -> Run:
   completed = result["completed"]
   steps = len(completed)
-  intervals = [after - before for before, after in itertools.pairwise(completed)]
+  processor = result["processor_seconds"]
   return Run(
     first_step_seconds=completed[0] - started,
-    # The interval that ends with step n is number n - 2.
-    step_seconds=statistics.median(intervals[_FIRST_TIMED_STEP - 2 :]),
+    step_seconds=_median_step(completed),
+    first_step_processor_seconds=processor[0],
+    step_processor_seconds=_median_step(processor),
     positions=result["positions"][0],
     tokens=statistics.mean(result["tokens"][:steps]),
     trained_tokens=statistics.mean(result["trained_tokens"][:steps]),
@@ -268,6 +275,13 @@ def _summarise(result: Mapping[str, Any], started: float) -> Run:
     compilations=result["compilations"],
     peak_bytes=result["peak_bytes"],
   )
+
+
+def _median_step(readings: Sequence[float]) -> float:
+  """The median difference of successive readings, one at the end of each step, over the steps that are timed."""
+  # What step n took is the difference of number n - 1 and the one before.
+  timed = itertools.pairwise(readings[_FIRST_TIMED_STEP - 2 :])
+  return statistics.median(after - before for before, after in timed)
 
 
 def report(pairs: Sequence[tuple[Run, Run]]) -> Iterator[str]:

@@ -443,7 +443,7 @@ def load_parameters(*arguments: str, change: Callable[[Path], None] = lambda pat
   def prepare(room: Room) -> Sequence[str]:
     path = room.checkpoint()
     change(path)
-    return [f"load_parameters_path={path / 'items'}", *arguments]
+    return [f"load_parameters_path={path}", *arguments]
 
   return prepare
 
@@ -726,6 +726,12 @@ FILES = [
     around=small_disk,
   ),
   Case(
+    "TensorBoard without space",
+    "enable_checkpointing=false steps=400 enable_tensorboard=true",
+    ("No space left",),
+    around=small_disk,
+  ),
+  Case(
     "file for the TensorBoard folder", file_at("out/r/tensorboard", "enable_tensorboard=true"), ("out/r/tensorboard",)
   ),
 ]
@@ -778,7 +784,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def checkpoints(room: Room) -> set[Path]:
-  return {path.parent for path in (room.folder / "out").glob("*/checkpoints/*/_CHECKPOINT_METADATA")}
+  return {path for path in (room.folder / "out").glob("*/checkpoints/*") if path.name.isdigit() and path.is_dir()}
 
 
 def assert_nothing_claimed(outcome: Outcome) -> None:
@@ -789,7 +795,7 @@ def assert_nothing_claimed(outcome: Outcome) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_bad_input(case: Case, room: Room, capfd: pytest.CaptureFixture[str]):
+def test_bad_input(case: Case, room: Room, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture):
   argv = case.argv(room)
   before, steps_before = contents(room.folder), checkpoints(room)
   if case.around is None:
@@ -803,6 +809,7 @@ def test_bad_input(case: Case, room: Room, capfd: pytest.CaptureFixture[str]):
   said = "\n".join(outcome.errors)
   assert [text for text in case.says if text not in said] == [], said
   assert "internal:" not in said
+  assert "Traceback" not in caplog.text
   assert_nothing_claimed(outcome)
   after = contents(room.folder)
   assert {name for name, data in before.items() if not after[name].startswith(data)} == set()

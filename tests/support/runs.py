@@ -190,7 +190,9 @@ def as_words(leaf: Any) -> np.ndarray:
 
 
 def assert_same_items(have: dict[tuple, np.ndarray], want: dict[tuple, np.ndarray]) -> None:
-  assert sorted(have, key=str) == sorted(want, key=str)
+  # A dict's integer keys come back from disk as text.
+  have, want = ({tuple(map(str, path)): leaf for path, leaf in tree.items()} for tree in (have, want))
+  assert sorted(have) == sorted(want)
   for path, leaf in want.items():
     assert have[path].dtype == leaf.dtype, path
     np.testing.assert_array_equal(have[path], leaf, err_msg=str(path))

@@ -283,13 +283,29 @@ class MaxTextLayoutCheckpointManager(tunix_checkpoint_manager.CheckpointManager)
       except DamagedCheckpointError as error:
         older = candidates[index + 1] if index + 1 < len(candidates) else None
         if self._storage.restore_fallback and older is not None:
-          logger.warning("%s; going back to checkpoint %d", error, older)
+          kept_at = self._set_aside(candidate)
+          logger.warning("%s; it is kept at %s, going back to checkpoint %d", error, kept_at, older)
           continue
         advice = "there is no older checkpoint"
         if older is not None:
           advice = f"set restore_fallback=true to use checkpoint {older}"
         raise CheckpointError(f"{error}; {advice}, or remove that folder") from error
     return 0, {}
+
+  def _set_aside(self, step: int) -> epath.Path:
+    """Moves a damaged step's folder out of the way, so that training on from an older one can use its name."""
+    assert self._checkpointer is not None
+    root = epath.Path(self._checkpointer.directory)
+    aside = root.parent / f"{root.name}.damaged"
+    aside.mkdir(parents=True, exist_ok=True)
+    place = aside / f"{step}-{time.time_ns()}"
+    with _one_line_errors(f"damaged checkpoint {root / str(step)} can't be moved to {place}", "move it yourself"):
+      if jax.process_index() == 0:
+        (root / str(step)).rename(place)
+      # Orbax remembers which steps there are from when it was opened.
+      self._checkpointer.close()
+      self._checkpointer = self._open(str(root))
+    return place
 
   def restore_path(
     self, path: str, model: nnx.Module, optimizer: nnx.Optimizer | None = None

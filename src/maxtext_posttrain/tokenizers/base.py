@@ -6,17 +6,16 @@ import abc
 import copy
 import hashlib
 import re
-from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Self
 
 from maxtext_posttrain.errors import ChatTemplateError, TokenizerError
 from maxtext_posttrain.tokenizers.assistant_span import find_assistant_spans
 from maxtext_posttrain.tokenizers.chat_template import ChatTemplate, TemplateSource, builtin_names, load_template
+from maxtext_posttrain.tokenizers.masks import Bounds, mask_from_bounds, merge_spans
 from maxtext_posttrain.tokenizers.special_tokens import RenderedText, Segment, SpecialTokenMatcher
 
 _TEMPLATES_KEPT = 8
@@ -112,6 +111,7 @@ class Tokenizer(abc.ABC):
     self._matcher = SpecialTokenMatcher(self._special_tokens)
     self._compiled: OrderedDict[str, ChatTemplate] = OrderedDict()
     self._parse_by_default = False
+    self._fingerprint: str | None = None
     if options.chat_template is not None:
       # Compiled now, so that a broken template is found when a run starts.
       self._compile(options.chat_template.name, options.chat_template.text)
@@ -127,9 +127,14 @@ class Tokenizer(abc.ABC):
     source = self._options.chat_template
     return None if source is None else source.text
 
-  @cached_property
+  @property
   def fingerprint(self) -> str:
     """A hexadecimal digest of the vocabulary, the template and the options: equal ones give equal ids."""
+    if self._fingerprint is None:
+      self._fingerprint = self._digest_all()
+    return self._fingerprint
+
+  def _digest_all(self) -> str:
     source = self._options.chat_template
     digest = hashlib.sha256()
     for part in (
@@ -149,7 +154,7 @@ class Tokenizer(abc.ABC):
     For callers such as Tunix, which render a conversation to text first and encode the text later.
     """
     other = copy.copy(self)
-    vars(other).pop("fingerprint", None)
+    other._fingerprint = None
     other._parse_by_default = True
     return other
 
@@ -295,8 +300,8 @@ class Tokenizer(abc.ABC):
     chat_template: str | None,
     kwargs: Mapping[str, Any],
   ) -> tuple[ChatTemplate, list[Mapping[str, Any]], dict[str, Any]]:
-    for option in _FOREIGN_OPTIONS:
-      if kwargs.get(option):
+    for option, value in kwargs.items():
+      if value and option in _FOREIGN_OPTIONS:
         raise TokenizerError(f"apply_chat_template does not take {option}; it pads, cuts and continues nothing")
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
       raise ChatTemplateError(f"messages must be a list of dicts with role and content, not {type(messages).__name__}")
@@ -351,7 +356,9 @@ class Tokenizer(abc.ABC):
     return RenderedText(rendered.text, rendered.content_marks, spans)
 
   def _tokenize_conversation(self, rendered: RenderedText, *, with_mask: bool) -> tuple[list[int], list[bool]]:
-    rendered = replace(rendered, text=_without_surrogates(rendered.text))
+    text = _without_surrogates(rendered.text)
+    if text is not rendered.text:
+      rendered = replace(rendered, text=text)
     ids, mask = self._tokenize(rendered, with_mask=with_mask)
     if self._options.add_bos and self.bos_id and (not ids or ids[0] != self.bos_id):
       return [int(self.bos_id), *ids], [False, *mask] if with_mask else mask
@@ -369,84 +376,60 @@ class SegmentingTokenizer(Tokenizer):
   def _tokenize(self, rendered: RenderedText, *, with_mask: bool) -> tuple[list[int], list[bool]]:
     ids: list[int] = []
     mask: list[bool] = []
+    spans = merge_spans(rendered.spans) if with_mask else []
+    passed = 0
     for segment in self._matcher.split(rendered):
-      if segment.token_id is not None:
-        new = [segment.token_id]
-      else:
-        new = self._encode_segment(rendered, segment)
+      new = self._encode_segment(rendered, segment) if segment.token_id is None else [segment.token_id]
       ids += new
       if with_mask:
-        mask += self._mask_segment(rendered, segment, new)
+        while passed < len(spans) and spans[passed][1] <= segment.start:
+          passed += 1
+        mask += self._mask_segment(rendered, segment, new, _clip(spans, passed, segment))
     return ids, mask
 
-  def _mask_segment(self, rendered: RenderedText, segment: Segment, ids: list[int]) -> list[bool]:
-    inside = [
-      (max(start, segment.start), min(end, segment.end))
-      for start, end in rendered.spans
-      if start < segment.end and segment.start < end
-    ]
-    if not inside:
+  def _mask_segment(
+    self, rendered: RenderedText, segment: Segment, ids: list[int], spans: list[tuple[int, int]]
+  ) -> list[bool]:
+    """The mask of a segment's tokens, where `spans` lie within the segment, in order and apart."""
+    if not spans:
       return [False] * len(ids)
-    if segment.token_id is not None or inside == [(segment.start, segment.end)]:
+    if segment.token_id is not None or spans[0] == (segment.start, segment.end):
       return [True] * len(ids)
-    in_bytes = _byte_positions(
-      rendered.text[segment.start : segment.end], [position - segment.start for span in inside for position in span]
-    )
-    spans = list(zip(in_bytes[::2], in_bytes[1::2], strict=True))
-    return mask_from_offsets(self._token_offsets(rendered, segment, ids), spans)
+    positions = _byte_positions(rendered.text, segment, [position for span in spans for position in span])
+    starts, ends = self._token_bounds(rendered, segment, ids)
+    return mask_from_bounds(starts, ends, zip(positions[::2], positions[1::2], strict=True))
 
   @abc.abstractmethod
   def _encode_segment(self, rendered: RenderedText, segment: Segment) -> list[int]:
     """Encodes a plain segment."""
 
   @abc.abstractmethod
-  def _token_offsets(self, rendered: RenderedText, segment: Segment, ids: list[int]) -> list[tuple[int, int]]:
-    """Byte ranges of the segment's text, in UTF-8, that its tokens stand for."""
+  def _token_bounds(self, rendered: RenderedText, segment: Segment, ids: list[int]) -> tuple[Bounds, Bounds]:
+    """Where the text of a segment's tokens starts and ends, in bytes of the segment's UTF-8."""
 
 
-def mask_from_offsets(offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]]) -> list[bool]:
-  """Says which tokens hold any of the spans' text.
-
-  Args:
-    offsets: half-open range of each token's text, ascending. Text between two tokens counts to the second; a token
-      without text (all but the last of a character's bytes, in SentencePiece) to the one behind it.
-    spans: half-open ranges in the same units.
-  """
-  starts: list[int] = []
-  furthest = 0
-  for start, end in offsets:
-    starts.append(min(start, furthest))
-    furthest = max(furthest, end)
-  ends: list[int] = [0] * len(offsets)
-  following = furthest
-  for index in range(len(offsets) - 1, -1, -1):
-    start, end = starts[index], offsets[index][1]
-    ends[index] = following = end if end > start else following
-  merged: list[list[int]] = []
-  for start, end in sorted(spans):
-    if merged and start <= merged[-1][1]:
-      merged[-1][1] = max(merged[-1][1], end)
-    elif start < end:
-      merged.append([start, end])
-  span_ends = [end for _, end in merged]
-  mask = []
-  for token_start, token_end in zip(starts, ends, strict=True):
-    following = bisect_right(span_ends, token_start)
-    mask.append(following < len(merged) and merged[following][0] < token_end)
-  return mask
+def _clip(spans: Sequence[tuple[int, int]], first: int, segment: Segment) -> list[tuple[int, int]]:
+  """What of the spans from number `first` on lies in a segment."""
+  inside: list[tuple[int, int]] = []
+  for index in range(first, len(spans)):
+    start, end = spans[index]
+    if start >= segment.end:
+      break
+    inside.append((max(start, segment.start), min(end, segment.end)))
+  return inside
 
 
-def _byte_positions(text: str, positions: Sequence[int]) -> list[int]:
-  """Positions of characters as positions in the text's UTF-8 bytes."""
+def _byte_positions(text: str, segment: Segment, positions: Sequence[int]) -> list[int]:
+  """Ascending positions in `text` as positions in the UTF-8 of one of its segments."""
   if text.isascii():
-    return list(positions)
-  found: dict[int, int] = {}
-  last = length = 0
-  for position in sorted(set(positions)):
+    return [position - segment.start for position in positions]
+  found: list[int] = []
+  last, length = segment.start, 0
+  for position in positions:
     length += len(text[last:position].encode())
-    found[position] = length
+    found.append(length)
     last = position
-  return [found[position] for position in positions]
+  return found
 
 
 def _tool_schema(tool: Any) -> Mapping[str, Any]:

@@ -87,19 +87,40 @@ class SentencePieceTokenizer(SegmentingTokenizer):
     text = rendered.text[segment.start : segment.end]
     return self._encode_pieces(text, self._breaks(rendered, segment, text), self._processor_for(segment, text))
 
-  def _token_offsets(self, rendered: RenderedText, segment: Segment, ids: list[int]) -> list[tuple[int, int]]:
+  def _token_bounds(self, rendered: RenderedText, segment: Segment, ids: list[int]) -> tuple[Bounds, Bounds]:
     text = rendered.text[segment.start : segment.end]
-    breaks = self._breaks(rendered, segment, text)
     processor = self._processor_for(segment, text)
+    if self._keeps_text:
+      lengths = self._lengths_of(ids)
+      ends = np.cumsum(lengths)
+      if self._adds_space and processor is self._processor:
+        ends -= 1  # The space that SentencePiece put in front is in no text.
+      if ends[-1] == len(text.encode()):
+        return ends - lengths, ends
     offsets: list[tuple[int, int]] = []
     base = 0
-    for position, part in enumerate(_cut(text, breaks)):
+    for position, part in enumerate(_cut(text, self._breaks(rendered, segment, text))):
       encoded = (self._continuation if position else processor).encode(part, return_type="proto")
       offsets += [(base + piece.begin, base + piece.end) for piece in encoded.pieces]
       base += len(part.encode())
     if len(offsets) != len(ids):
       raise TokenizerError(f"tokenizer {self.name}: SentencePiece encodes the same text in two ways")
-    return offsets
+    bounds = np.array(offsets, np.int64).reshape(-1, 2)
+    return bounds[:, 0], bounds[:, 1]
+
+  def _lengths_of(self, ids: list[int]) -> Bounds:
+    """How many bytes of text each piece stands for; -1 for the unknown piece, which may stand for any number."""
+    lengths = self._lengths[ids]
+    if (lengths == _NOT_MEASURED).any():
+      for index in set(ids):
+        if self._processor.is_byte(index):
+          self._lengths[index] = 1
+        elif not self._processor.is_unknown(index):
+          self._lengths[index] = len(self._processor.id_to_piece(index).replace(_SPACE, " ").encode())
+        else:
+          self._lengths[index] = -1
+      lengths = self._lengths[ids]
+    return lengths
 
   def _processor_for(self, segment: Segment, text: str) -> Any:
     begins = segment.start == 0 and not text.startswith((" ", _SPACE))

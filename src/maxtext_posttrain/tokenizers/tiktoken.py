@@ -8,11 +8,13 @@ import hashlib
 from collections.abc import Iterator
 from itertools import groupby
 
+import numpy as np
 import tiktoken
 
 from maxtext_posttrain.errors import TokenizerError
 from maxtext_posttrain.tokenizers.base import SegmentingTokenizer, TokenId, TokenizerOptions
 from maxtext_posttrain.tokenizers.files import kind_hint, vocabulary_file
+from maxtext_posttrain.tokenizers.masks import Bounds
 from maxtext_posttrain.tokenizers.special_tokens import RenderedText, Segment
 
 # Contractions, words, up to three digits, punctuation, line ends, white space: Llama 3's rule, part of its vocabulary.
@@ -53,6 +55,8 @@ class TikTokenTokenizer(SegmentingTokenizer):
     ranks = _read_ranks(path, data)
     self._digest = hashlib.sha256(data).hexdigest()
     self._encoding = tiktoken.Encoding(file.name, pat_str=_PATTERN, mergeable_ranks=ranks, special_tokens={})
+    self._byte_lengths = np.zeros(len(ranks), np.int64)
+    self._byte_lengths[list(ranks.values())] = list(map(len, ranks))
     special_tokens = {name: len(ranks) + index for index, name in enumerate(_special_names())}
     self._spellings = {index: name for name, index in special_tokens.items()}
     self.vocab_size = len(ranks) + _SPECIAL_TOKENS
@@ -69,13 +73,10 @@ class TikTokenTokenizer(SegmentingTokenizer):
   def _encode_segment(self, rendered: RenderedText, segment: Segment) -> list[int]:
     return self._encode_text(rendered.text[segment.start : segment.end])
 
-  def _token_offsets(self, rendered: RenderedText, segment: Segment, ids: list[int]) -> list[tuple[int, int]]:  # noqa: ARG002
-    offsets: list[tuple[int, int]] = []
-    position = 0
-    for token in self._encoding.decode_tokens_bytes(ids):
-      offsets.append((position, position + len(token)))
-      position += len(token)
-    return offsets
+  def _token_bounds(self, rendered: RenderedText, segment: Segment, ids: list[int]) -> tuple[Bounds, Bounds]:  # noqa: ARG002
+    lengths = self._byte_lengths[ids]
+    ends = np.cumsum(lengths)
+    return ends - lengths, ends
 
   def _decode(self, ids: list[int]) -> str:
     data = bytearray()

@@ -61,7 +61,7 @@ class PostTrainer(peft_trainer.PeftTrainer):
       graphdef: of the `TrainStateNNX` that the compiled steps take the state of.
       accumulation_steps: micro-batches of one update.
       nonfinite_policy: `error` or `skip`.
-      max_skipped_steps: with `skip`, how many updates may be left out.
+      max_skipped_steps: with `skip`, how many updates in a row may be left out.
       throughput: (tokens, seconds) of an update to metrics.
     """
     super().__init__(model, tx, training_config)
@@ -118,18 +118,20 @@ class PostTrainer(peft_trainer.PeftTrainer):
 
   def _update(self, batch: dict[str, jax.Array]) -> tuple[Any, Any, Any]:
     """Makes one update; with `skip`, as many attempts as it takes to find a finite gradient."""
+    in_a_row = 0
     while True:
       self._state, metrics = self._steps.train(self._state, batch)
       if self._nonfinite_policy != "skip" or bool(metrics["finite"]):
         return metrics["loss"], metrics, metrics["grad_norm"]
       self.skipped_updates += 1
+      in_a_row += 1
       self._reporter.line(
         f"step {self._train_steps + 1}: gradient norm {float(metrics['grad_norm'])}, update skipped"
         f" ({self.skipped_updates} so far)"
       )
-      if self.skipped_updates > self._max_skipped_steps:
+      if in_a_row > self._max_skipped_steps:
         raise TrainingError(
-          f"step {self._train_steps + 1}: {self.skipped_updates} updates skipped for gradients that are not finite,"
+          f"step {self._train_steps + 1}: {in_a_row} updates in a row skipped for gradients that are not finite,"
           f" more than max_skipped_steps={self._max_skipped_steps}; lower learning_rate or look at the data"
         )
       self._budget.allow_more(self._accumulation_steps)

@@ -392,14 +392,14 @@ def test_install_leaves_a_skipped_directory_alone(tmp_path: Path, settings: dict
 @pytest.mark.parametrize("damage", ["truncate", "remove_manifest", "remove_metadata"])
 def test_a_damaged_newest_checkpoint_is_reported_and_passed_over_only_when_asked(tmp_path: Path, damage: str):
   model, optimizer = build("plain", "bare")
-  manager = MaxTextLayoutCheckpointManager(str(tmp_path))
+  manager = MaxTextLayoutCheckpointManager(str(tmp_path / "c"))
   toys.train(model, optimizer, 1)
   manager.save(1, model, optimizer, force=True)
   before = toys.leaves(model, optimizer)
   toys.train(model, optimizer, 1)
   manager.save(2, model, optimizer, force=True)
   manager.close()
-  items = tmp_path / "2" / "items"
+  items = tmp_path / "c" / "2" / "items"
   if damage == "truncate":
     for file in items.rglob("d/*"):
       file.write_bytes(file.read_bytes()[:10])
@@ -411,7 +411,7 @@ def test_a_damaged_newest_checkpoint_is_reported_and_passed_over_only_when_asked
 
   fresh, fresh_optimizer = build("plain", "bare", seed=9)
   untouched = toys.leaves(fresh, fresh_optimizer)
-  manager = MaxTextLayoutCheckpointManager(str(tmp_path))
+  manager = MaxTextLayoutCheckpointManager(str(tmp_path / "c"))
   with pytest.raises(CheckpointError, match="restore_fallback=true to use checkpoint 1") as error:
     manager.maybe_restore(fresh, fresh_optimizer)
   assert "\n" not in str(error.value)
@@ -419,10 +419,16 @@ def test_a_damaged_newest_checkpoint_is_reported_and_passed_over_only_when_asked
   manager.close()
 
   config = type("Fallback", (), {"restore_fallback": True})()
-  manager = MaxTextLayoutCheckpointManager(str(tmp_path), config=config)
+  manager = MaxTextLayoutCheckpointManager(str(tmp_path / "c"), config=config)
   assert manager.maybe_restore(fresh, fresh_optimizer)[0] == 1
   toys.assert_same_leaves(toys.leaves(fresh, fresh_optimizer), before)
+  # The damaged folder is kept, and its name is free for the step that is made again.
+  assert manager.all_steps() == [1]
+  assert [path.name.split("-")[0] for path in (tmp_path / "c.damaged").iterdir()] == ["2"]
+  toys.train(fresh, fresh_optimizer, 1)
+  assert manager.save(2, fresh, fresh_optimizer, force=True)
   manager.close()
+  assert describe_checkpoint(tmp_path / "c" / "2").arrays()
 
 
 def test_data_position_is_saved_beside_the_items(tmp_path: Path):
