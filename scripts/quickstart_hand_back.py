@@ -28,9 +28,7 @@ MORE_STEPS = 5
 def write_text(source: Path, target: Path) -> None:
   """The assistant's answers of a JSONL file of conversations, for pre-training's own pipeline."""
   conversations = [json.loads(line)["messages"] for line in source.read_text(encoding="utf-8").splitlines()]
-  answers = [
-    message["content"] for messages in conversations for message in messages if message["role"] == "assistant"
-  ]
+  answers = [message["content"] for messages in conversations for message in messages if message["role"] == "assistant"]
   pq.write_table(pa.table({"text": answers}), target)
 
 
@@ -75,6 +73,7 @@ def main() -> int:
     print(f"error: pre-training did not resume at step {step}; its output is in {run / 'pretraining.log'}")
     return process.returncode or 1
   print(f"SFT ended at step {step}: loss {last['loss']:.3f} on the answers")
+  print("untrained weights would begin near ln 32000 = 10.4")
   for number, loss in steps:
     print(f"pre-training, step {number + 1}: loss {loss:.3f} on the answers as plain text")
   print(f"SFT wrote {run / 'checkpoints' / str(step) / 'items'}; pre-training went on in {run / 'checkpoints'}")

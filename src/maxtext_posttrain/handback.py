@@ -39,7 +39,7 @@ _POST_TRAINING_PREFIXES = ("hf_", "grain_", "chat_template", "formatting_", "dat
 def pretraining_arguments(
   overrides: Mapping[str, Any], *, way: Way, run_name: str, step: int, steps: int, new_run_name: str | None = None
 ) -> list[str]:
-  """Arguments of `python -m maxtext.trainers.pre_train.train`: the same model and optimizer, without post-training's data.
+  """Arguments of `python -m maxtext.trainers.pre_train.train` for the same model and optimizer, without data.
 
   Args:
     overrides: the MaxText keys the post-training run set; `base_output_directory` among them.

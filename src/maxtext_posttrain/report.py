@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
+import socket
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
@@ -14,6 +17,8 @@ from tqdm import tqdm
 
 from maxtext_posttrain.errors import TrainingError
 
+_EVENTS_VERSION = "brain.Event:2"
+_FLUSH_SECONDS = 30.0
 _SHOWN = ("loss", "learning_rate", "grad_norm", "tokens_per_second")
 
 
@@ -94,6 +99,50 @@ def _json_number(value: Any) -> Any:
   return value
 
 
+class _TensorBoardFile:
+  """Scalars as TensorBoard events, written by the thread that reports them.
+
+  tensorboardX's `SummaryWriter` leaves that to a thread of its own, which a full disk ends; its queue then fills, and
+  training waits for ever.
+  """
+
+  def __init__(self, directory: str, *, purge_step: int):
+    """Opens a new events file; TensorBoard drops what older ones hold from `purge_step` on."""
+    # Imported where it is used: protobuf takes a second.
+    from tensorboardX import record_writer
+    from tensorboardX.proto import event_pb2, summary_pb2
+
+    self._directory = directory
+    self._event: Any = vars(event_pb2)["Event"]
+    self._summary: Any = vars(summary_pb2)["Summary"]
+    start = vars(event_pb2)["SessionLog"](status=vars(event_pb2)["SessionLog"].START)
+    with _one_line_errors(directory):
+      record_writer.directory_check(directory)
+      name = f"events.out.tfevents.{time.time():.3f}.{socket.gethostname()}.{os.getpid()}"
+      self._file = record_writer.RecordWriter(f"{directory.rstrip('/')}/{name}")
+    self._write(0, file_version=_EVENTS_VERSION)
+    self._write(purge_step, session_log=start)
+    self._flushed = 0.0
+
+  def write(self, step: int, scalars: Mapping[str, float]) -> None:
+    """Writes the scalars of a step by their tags; they are in the file within half a minute."""
+    values = [self._summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
+    self._write(step, summary=self._summary(value=values))
+    if time.monotonic() - self._flushed > _FLUSH_SECONDS:
+      with _one_line_errors(self._directory):
+        self._file.flush()
+      self._flushed = time.monotonic()
+
+  def _write(self, step: int, **content: Any) -> None:
+    with _one_line_errors(self._directory):
+      self._file.write(self._event(wall_time=time.time(), step=step, **content).SerializeToString())
+
+  def close(self) -> None:
+    """Writes what is left and closes the file."""
+    with _one_line_errors(self._directory):
+      self._file.close()
+
+
 class Reporter:
   """Takes a run's metrics and shows them: file, TensorBoard, and either one live line or a line every N steps."""
 
@@ -127,12 +176,9 @@ class Reporter:
       self._bar = tqdm(
         total=total_steps, initial=completed_steps, file=self._stream, dynamic_ncols=True, desc="training", unit="step"
       )
-    self._tensorboard = None
+    self._tensorboard: _TensorBoardFile | None = None
     if tensorboard_directory is not None:
-      from tensorboardX import SummaryWriter  # Imported where it is used: protobuf takes a second.
-
-      with _one_line_errors(tensorboard_directory):
-        self._tensorboard = SummaryWriter(tensorboard_directory, purge_step=completed_steps + 1)
+      self._tensorboard = _TensorBoardFile(tensorboard_directory, purge_step=completed_steps + 1)
 
   def line(self, text: str) -> None:
     """Prints a line without breaking the progress bar."""
@@ -161,17 +207,16 @@ class Reporter:
     self.last[kind] = {"step": step, **values}
     self.metrics.write(kind, step, values)
     if self._tensorboard is not None:
-      for key, value in values.items():
-        if isinstance(value, (int, float)):
-          self._tensorboard.add_scalar(f"{kind}/{key}", value, step)
+      scalars = {f"{kind}/{key}": float(value) for key, value in values.items() if isinstance(value, (int, float))}
+      self._tensorboard.write(step, scalars)
 
   def close(self) -> None:
-    """Closes every output."""
+    """Closes every output; a second call does nothing."""
     if self._bar is not None:
       self._bar.close()
+    tensorboard, self._tensorboard = self._tensorboard, None
     try:
       self.metrics.close()
     finally:
-      if self._tensorboard is not None:
-        with _one_line_errors(self._tensorboard.logdir):
-          self._tensorboard.close()
+      if tensorboard is not None:
+        tensorboard.close()

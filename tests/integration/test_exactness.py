@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from tests.conftest import REPOSITORY
 from tests.support import runs
 

@@ -15,10 +15,10 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from tests.support import runs
 
 from maxtext_posttrain import maxtext_api
 from maxtext_posttrain.checkpointing.metadata import flatten_tree, load_step_metadata
+from tests.support import runs
 
 pytestmark = pytest.mark.slow
 

@@ -16,12 +16,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from orbax.checkpoint import v1 as ocp
-from tests.conftest import REPOSITORY
 
 from maxtext_posttrain.checkpointing.metadata import flatten_tree
 from maxtext_posttrain.config import load_config
 from maxtext_posttrain.handback import pretraining_arguments
 from maxtext_posttrain.report import read_metrics
+from tests.conftest import REPOSITORY
 
 TINY = (
   "base_config=models/tiny.yml",

@@ -58,6 +58,13 @@ class SentencePieceTokenizer(SegmentingTokenizer):
     self._digest = hashlib.sha256(data).hexdigest()
     # Text that does not begin a sequence gets no space before it.
     self._adds_space = model.normalizer_spec.add_dummy_prefix
+    # Then the pieces, put together, are the text, but for what the unknown piece stands for.
+    self._keeps_text = (
+      not model.normalizer_spec.precompiled_charsmap
+      and not model.normalizer_spec.remove_extra_whitespaces
+      and model.normalizer_spec.escape_whitespaces
+      and not model.trainer_spec.treat_whitespace_as_suffix
+    )
     self._continuation = self._processor
     if self._adds_space:
       model.normalizer_spec.add_dummy_prefix = False
@@ -87,16 +94,16 @@ class SentencePieceTokenizer(SegmentingTokenizer):
     text = rendered.text[segment.start : segment.end]
     return self._encode_pieces(text, self._breaks(rendered, segment, text), self._processor_for(segment, text))
 
-  def _token_bounds(self, rendered: RenderedText, segment: Segment, ids: list[int]) -> tuple[Bounds, Bounds]:
+  def _token_bounds(self, rendered: RenderedText, segment: Segment, ids: list[int]) -> tuple[list[int], list[int]]:
     text = rendered.text[segment.start : segment.end]
     processor = self._processor_for(segment, text)
     if self._keeps_text:
-      lengths = self._lengths_of(ids)
-      ends = np.cumsum(lengths)
+      edges = self._edges(ids)
       if self._adds_space and processor is self._processor:
-        ends -= 1  # The space that SentencePiece put in front is in no text.
-      if ends[-1] == len(text.encode()):
-        return ends - lengths, ends
+        # The space that SentencePiece put in front is not in the text.
+        edges = [0, *(edge - 1 for edge in edges[1:])]
+      if edges[-1] == len(text.encode()):
+        return edges[:-1], edges[1:]
     offsets: list[tuple[int, int]] = []
     base = 0
     for position, part in enumerate(_cut(text, self._breaks(rendered, segment, text))):
@@ -105,22 +112,14 @@ class SentencePieceTokenizer(SegmentingTokenizer):
       base += len(part.encode())
     if len(offsets) != len(ids):
       raise TokenizerError(f"tokenizer {self.name}: SentencePiece encodes the same text in two ways")
-    bounds = np.array(offsets, np.int64).reshape(-1, 2)
-    return bounds[:, 0], bounds[:, 1]
+    return [start for start, _ in offsets], [end for _, end in offsets]
 
-  def _lengths_of(self, ids: list[int]) -> Bounds:
-    """How many bytes of text each piece stands for; -1 for the unknown piece, which may stand for any number."""
-    lengths = self._lengths[ids]
-    if (lengths == _NOT_MEASURED).any():
-      for index in set(ids):
-        if self._processor.is_byte(index):
-          self._lengths[index] = 1
-        elif not self._processor.is_unknown(index):
-          self._lengths[index] = len(self._processor.id_to_piece(index).replace(_SPACE, " ").encode())
-        else:
-          self._lengths[index] = -1
-      lengths = self._lengths[ids]
-    return lengths
+  def _byte_length(self, index: int) -> int:
+    if self._processor.is_byte(index):
+      return 1
+    if self._processor.is_unknown(index):
+      return -1  # It may stand for any text: this way the sum is never the text's length.
+    return len(self._processor.id_to_piece(index).replace(_SPACE, " ").encode())
 
   def _processor_for(self, segment: Segment, text: str) -> Any:
     begins = segment.start == 0 and not text.startswith((" ", _SPACE))
@@ -133,10 +132,10 @@ class SentencePieceTokenizer(SegmentingTokenizer):
 
   def _encode_pieces(self, text: str, breaks: list[int], processor: Any) -> list[int]:
     if not breaks:
-      return processor.encode(text)
+      return _encode(processor, text)
     ids: list[int] = []
     for position, part in enumerate(_cut(text, breaks)):
-      ids += (self._continuation if position else processor).encode(part)
+      ids += _encode(self._continuation if position else processor, part)
     return ids
 
   def _decode(self, ids: list[int]) -> str:
@@ -159,6 +158,11 @@ def _load(data: bytes) -> Any:
   processor = spm.SentencePieceProcessor()
   processor.LoadFromSerializedProto(data)
   return processor
+
+
+def _encode(processor: Any, text: str) -> list[int]:
+  # A list made of an array comes sooner than the list that SentencePiece makes itself.
+  return processor.encode(text, return_type="numpy").tolist()
 
 
 def _is_special(piece: Any) -> bool:

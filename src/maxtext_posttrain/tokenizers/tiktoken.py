@@ -8,13 +8,11 @@ import hashlib
 from collections.abc import Iterator
 from itertools import groupby
 
-import numpy as np
 import tiktoken
 
 from maxtext_posttrain.errors import TokenizerError
 from maxtext_posttrain.tokenizers.base import SegmentingTokenizer, TokenId, TokenizerOptions
 from maxtext_posttrain.tokenizers.files import kind_hint, vocabulary_file
-from maxtext_posttrain.tokenizers.masks import Bounds
 from maxtext_posttrain.tokenizers.special_tokens import RenderedText, Segment
 
 # Contractions, words, up to three digits, punctuation, line ends, white space: Llama 3's rule, part of its vocabulary.
@@ -55,8 +53,6 @@ class TikTokenTokenizer(SegmentingTokenizer):
     ranks = _read_ranks(path, data)
     self._digest = hashlib.sha256(data).hexdigest()
     self._encoding = tiktoken.Encoding(file.name, pat_str=_PATTERN, mergeable_ranks=ranks, special_tokens={})
-    self._byte_lengths = np.zeros(len(ranks), np.int64)
-    self._byte_lengths[list(ranks.values())] = list(map(len, ranks))
     special_tokens = {name: len(ranks) + index for index, name in enumerate(_special_names())}
     self._spellings = {index: name for name, index in special_tokens.items()}
     self.vocab_size = len(ranks) + _SPECIAL_TOKENS
@@ -73,10 +69,12 @@ class TikTokenTokenizer(SegmentingTokenizer):
   def _encode_segment(self, rendered: RenderedText, segment: Segment) -> list[int]:
     return self._encode_text(rendered.text[segment.start : segment.end])
 
-  def _token_bounds(self, rendered: RenderedText, segment: Segment, ids: list[int]) -> tuple[Bounds, Bounds]:  # noqa: ARG002
-    lengths = self._byte_lengths[ids]
-    ends = np.cumsum(lengths)
-    return ends - lengths, ends
+  def _token_bounds(self, rendered: RenderedText, segment: Segment, ids: list[int]) -> tuple[list[int], list[int]]:  # noqa: ARG002
+    edges = self._edges(ids)
+    return edges[:-1], edges[1:]
+
+  def _byte_length(self, index: int) -> int:
+    return len(self._encoding.decode_single_token_bytes(index))
 
   def _decode(self, ids: list[int]) -> str:
     data = bytearray()

@@ -150,9 +150,13 @@ class PostTrainer(peft_trainer.PeftTrainer):
     anything is saved.
     """
     super()._write_train_metrics()
-    if self.checkpoint_manager.should_save(self._train_steps) and self._prev_buffered_train_metrics is not None:
-      super()._write_train_metrics()
+    if self.checkpoint_manager.should_save(self._train_steps):
+      self._flush_train_metrics()
       self._sync_modules()
+
+  def _flush_train_metrics(self) -> None:
+    if self._prev_buffered_train_metrics is not None:
+      super()._write_train_metrics()
 
   def _write_metrics(self, metrics_buffer: peft_trainer.MetricsBuffer) -> None:
     step = metrics_buffer.step
@@ -183,6 +187,7 @@ class PostTrainer(peft_trainer.PeftTrainer):
     due = self._train_steps % self.config.eval_every_n_steps == 0
     if not due or self._reporter.metrics.has("eval", self._train_steps):
       return
+    self._flush_train_metrics()
     sums: dict[str, float] = {}
     batches = 0
     for batch in eval_ds:

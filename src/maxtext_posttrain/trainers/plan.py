@@ -84,7 +84,7 @@ def print_end(session: Session, reporter: Reporter, *, done: int, exhausted: boo
   if checkpointing_enabled(session.config) and mt.enable_checkpointing and mt.save_checkpoint_on_completion:
     print(f"checkpoint: {mt.checkpoint_dir}{done}/items", flush=True)
     print(
-      f"pre-training goes on from it with run_name={mt.run_name} (steps at least {done + 2}), or in a run of its own with"
-      f" load_full_state_path={mt.checkpoint_dir}{done}/items",
+      f"pre-training goes on from it with run_name={mt.run_name} (steps at least {done + 2}), or in a run of its own"
+      f" with load_full_state_path={mt.checkpoint_dir}{done}/items",
       flush=True,
     )

@@ -315,6 +315,14 @@ def test_metadata_warns_only_when_both_places_fail(tmp_path: Path, caplog: pytes
   assert len(caplog.records) == 1
 
 
+def save_and_go_on(manager: MaxTextLayoutCheckpointManager, model: nnx.Module, optimizer: nnx.Optimizer) -> None:
+  """A save in the background, and then steps as a trainer's loop makes them."""
+  manager.save(2, model, optimizer, force=True)
+  for _ in range(50):
+    time.sleep(0.1)
+    manager.save(3, model, optimizer)
+
+
 def test_a_failed_background_write_is_an_error_at_the_next_step(tmp_path: Path):
   """A disk that takes no more (here: a limit on file size): the next call says so, with the path."""
   model, optimizer = build("plain", "bare")
@@ -325,10 +333,7 @@ def test_a_failed_background_write_is_an_error_at_the_next_step(tmp_path: Path):
   resource.setrlimit(resource.RLIMIT_FSIZE, (600, hard))
   try:
     with pytest.raises(CheckpointError, match=r"checkpoint .*/c/2 could not be written") as error:
-      manager.save(2, model, optimizer, force=True)
-      for _ in range(50):
-        time.sleep(0.1)
-        manager.save(3, model, optimizer)
+      save_and_go_on(manager, model, optimizer)
   finally:
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
   assert "\n" not in str(error.value)
