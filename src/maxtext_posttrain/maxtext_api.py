@@ -176,7 +176,9 @@ def pretraining_state(config: MaxTextConfig, mesh: Mesh) -> PretrainingState:
   # Not under `jax.set_mesh`: with a mesh set, Flax asks masked optimizer entries, which have none, for their shape.
   with logical_axis_rules(config.logical_axis_rules):
     schedule = maxtext_utils.create_learning_rate_schedule(config)
-    tx = optimizers.get_optimizer(config, schedule, nnx.eval_shape(create_model), mesh=mesh)
+    # Muon alone looks at the model, to tell matrices from vectors.
+    traced_model = nnx.eval_shape(create_model) if config.opt_type == "muon" else None
+    tx = optimizers.get_optimizer(config, schedule, traced_model, mesh=mesh)
 
     def create_train_state() -> nnx.Module:
       model = create_model()
@@ -199,22 +201,17 @@ def pretraining_state(config: MaxTextConfig, mesh: Mesh) -> PretrainingState:
   )
 
 
-def train_state_graphdef(
-  config: MaxTextConfig, pretraining: PretrainingState, tx: optax.GradientTransformation
-) -> nnx.GraphDef:
-  """The graph of a `TrainStateNNX` whose optimizer is `tx`; `tx` has the state tree of `pretraining.tx`."""
+def train_state_graphdef(pretraining: PretrainingState, tx: optax.GradientTransformation) -> nnx.GraphDef:
+  """The graph of the `TrainStateNNX` with `tx` for its optimizer; `tx` has the state tree of `pretraining.tx`."""
+  train_state: Any = nnx.merge(pretraining.graphdef, pretraining.state)
+  train_state.optimizer.tx = tx
+  return nnx.graphdef(train_state)
 
-  def create() -> nnx.Module:
-    model = pretraining.create_model()
-    return TrainStateNNX(model, nnx.Optimizer(model, tx, wrt=nnx.Param))
 
+def init_model(config: MaxTextConfig, pretraining: PretrainingState, mesh: Mesh) -> nnx.Module:
+  """A model with freshly initialised weights, each made where its sharding places it; may run in any thread."""
   with logical_axis_rules(config.logical_axis_rules):
-    return nnx.graphdef(nnx.eval_shape(create))
-
-
-def init_model(pretraining: PretrainingState, mesh: Mesh) -> nnx.Module:
-  """A model with freshly initialised weights, each made where its sharding places it."""
-  return maxtext_utils_nnx.create_nnx_sharded_model(pretraining.abstract_model, pretraining.create_model, mesh=mesh)
+    return maxtext_utils_nnx.create_nnx_sharded_model(pretraining.abstract_model, pretraining.create_model, mesh=mesh)
 
 
 def batch_sharding(config: MaxTextConfig, mesh: Mesh) -> jax.sharding.NamedSharding:

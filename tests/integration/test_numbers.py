@@ -55,7 +55,7 @@ class Model:
     self.config = maxtext_api.build_config(load_config(argv).maxtext_overrides())
     self.mesh = maxtext_api.build_mesh(self.config)
     self.pretraining = maxtext_api.pretraining_state(self.config, self.mesh)
-    self.model = maxtext_api.init_model(self.pretraining, self.mesh)
+    self.model = maxtext_api.init_model(self.config, self.pretraining, self.mesh)
     self.objective = SFT()
 
   def load(self, weights: Mapping[str, np.ndarray]) -> None:
@@ -80,7 +80,7 @@ class Model:
   def one_update(self, batch: Mapping[str, np.ndarray]) -> tuple[dict[str, float], dict[tuple, np.ndarray]]:
     """Metrics, and the weights after one update with the trainer's own step; batch is [micro-batches, batch, seq]."""
     tx = add_gradient_clipping(self.pretraining.tx, 0.0)
-    graphdef = maxtext_api.train_state_graphdef(self.config, self.pretraining, tx)
+    graphdef = maxtext_api.train_state_graphdef(self.pretraining, tx)
     state = nnx.state(maxtext_api.TrainStateNNX(self.model, nnx.Optimizer(self.model, tx, wrt=nnx.Param)))
     step = make_train_step(
       graphdef,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
 from importlib import resources
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any
@@ -144,6 +144,8 @@ class ChatTemplate:
     self._environment = MeteredSandbox(self._limits)
     try:
       self._template = self._environment.from_string(source)
+      # Each rendering copies them; Jinja's chain of mappings takes long to copy.
+      self._template.globals = dict(self._template.globals)
     except jinja2.TemplateSyntaxError as error:
       raise ChatTemplateError(f"chat template {name}, line {error.lineno}: {one_line(error.message)}") from error
     except (RecursionError, MemoryError, SyntaxError) as error:
@@ -173,6 +175,13 @@ class ChatTemplate:
     except ChatTemplateError:
       return False
     return whole == parts and text in whole
+
+  def _marker_choices(self) -> Iterator[Markers]:
+    return (markers for markers in marker_choices() if not markers.occur_in(self.source))
+
+  @cached_property
+  def _first_markers(self) -> Markers:
+    return next(self._marker_choices())
 
   def render(
     self,
@@ -209,9 +218,7 @@ class ChatTemplate:
   ) -> RenderedText:
     scanner = matcher or SpecialTokenMatcher({})
     protect = matcher is not None
-    for markers in marker_choices():
-      if markers.occur_in(self.source):
-        continue
+    for markers in chain((self._first_markers,), self._marker_choices()):
       try:
         marked: dict[str, Any] = {
           key: scanner.mark(value, markers, protect=protect and not key.endswith("_token"))

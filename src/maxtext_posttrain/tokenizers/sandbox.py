@@ -102,11 +102,18 @@ class Meter:
     self._ticks += 1
     # The processor time is what counts, so that a busy machine fails no good template; reading it costs more.
     if (
-      self._ticks % 8 == 0
+      not self._ticks % 8
       and time.monotonic() - self._clock_started > self.limits.seconds
       and time.thread_time() - self._cpu_started > self.limits.seconds
     ):
       raise TemplateLimitError(f"rendering took more than {self.limits.seconds:g} s")
+
+  def step(self, characters: int) -> None:
+    """Counts a step that creates characters: `tick` and `charge` in one."""
+    self.tick()
+    self._left -= characters
+    if self._left < 0:
+      self.charge(0)
 
   def charge(self, characters: int) -> None:
     """Counts characters about to be created; raises TemplateLimitError when they are too many."""

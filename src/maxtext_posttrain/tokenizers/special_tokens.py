@@ -13,6 +13,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 
@@ -32,7 +33,12 @@ class Markers:
 
   def occur_in(self, text: str) -> bool:
     """Says whether `text` contains one of the three."""
-    return self.content in text or self.start in text or self.end in text
+    return not text.isascii() and (self.content in text or self.start in text or self.end in text)
+
+  @cached_property
+  def pattern(self) -> re.Pattern[str]:
+    """Matches any of the three, as its group."""
+    return re.compile(f"([{self.content}{self.start}{self.end}])")
 
 
 def marker_choices() -> Iterator[Markers]:
@@ -89,7 +95,8 @@ class SpecialTokenMatcher:
 
   def starts(self, text: str) -> list[int]:
     """Positions in `text` at which a special token's spelling begins, overlapping ones included."""
-    if not self._may_occur(text):
+    # The second search is slow, and the first rules most texts out.
+    if not self._may_occur(text) or not self._pattern.search(text):
       return []
     return [match.start() for match in self._overlapping.finditer(text)]
 
@@ -149,8 +156,7 @@ class SpecialTokenMatcher:
       raise MarkerClashError
     if not protect or not self._may_occur(text):
       return text
-    positions = {match.start() for match in self._overlapping.finditer(text)}
-    positions.update(self._unfinished(text))
+    positions = {*self.starts(text), *self._unfinished(text)}
     if not positions:
       return text
     pieces, last = [], 0
@@ -193,7 +199,7 @@ def unmark(raw: str, markers: Markers) -> RenderedText:
   if not markers.occur_in(raw):
     return RenderedText(raw)
   found = _Unmarked()
-  for piece in re.split(f"([{markers.content}{markers.start}{markers.end}])", raw):
+  for piece in markers.pattern.split(raw):
     if piece == markers.content:
       if not found.marks or found.marks[-1] != found.length:
         found.marks.append(found.length)

@@ -47,7 +47,7 @@ def run(objective: Objective, config: Any, *, dry_run: bool = False) -> int:
     PostTrainError: one line on what ended the run.
   """
   with StopRequest().listening() as stop:
-    session = Session(objective, config)
+    session = Session(objective, config, with_weights=not dry_run)
     if dry_run:
       session.print_plan()
       return 0
@@ -85,8 +85,14 @@ class Session:
 
   trainer: PostTrainer
 
-  def __init__(self, objective: Objective, config: Any):
-    """Builds the model's plan, the data and the compiled steps; allocates no weights and writes nothing."""
+  def __init__(self, objective: Objective, config: Any, *, with_weights: bool = True):
+    """Builds the model, the data and the compiled steps; writes nothing.
+
+    Args:
+      objective: what the trainer states.
+      config: the validated configuration.
+      with_weights: False plans only, and allocates no weights.
+    """
     self.started = time.perf_counter()
     self.objective = objective
     self.config = config
@@ -104,12 +110,18 @@ class Session:
     self.mesh: Mesh = maxtext_api.build_mesh(self.maxtext)
     self.pretraining: PretrainingState = maxtext_api.pretraining_state(self.maxtext, self.mesh)
     self.tx = add_gradient_clipping(self.pretraining.tx, self.maxtext.gradient_clipping_threshold)
-    self.graphdef = maxtext_api.train_state_graphdef(self.maxtext, self.pretraining, self.tx)
-    with concurrent.futures.ThreadPoolExecutor(1, "compile") as executor:
+    self.graphdef = maxtext_api.train_state_graphdef(self.pretraining, self.tx)
+    self.batch_sharding = self._batch_sharding()
+    with concurrent.futures.ThreadPoolExecutor(2, "compile") as executor:
       # XLA compiles without the interpreter lock: meanwhile the data is read and tokenised.
       compiling = executor.submit(self._compile)
+      initialising = executor.submit(self._init_model) if with_weights else None
       self.datasets = datasets or self._build_datasets()
       self.steps: CompiledSteps = compiling.result()
+      self.model = initialising.result() if initialising is not None else None
+
+  def _init_model(self) -> nnx.Module:
+    return maxtext_api.init_model(self.maxtext, self.pretraining, self.mesh)
 
   @property
   def run_directory(self) -> Path:
@@ -159,6 +171,7 @@ class Session:
       grad_dtype=config.grad_dtype,
       clipping_threshold=config.gradient_clipping_threshold,
       pass_loss_to_optimizer=config.skip_step_on_spikes,
+      skip_nonfinite=self.config.nonfinite_gradients == "skip",
     )
 
     def loss(model: nnx.Module, batch: Mapping[str, jax.Array], is_train: bool) -> tuple[jax.Array, dict[str, Any]]:
@@ -188,14 +201,15 @@ class Session:
   def _abstract_batch(self, shape: tuple[int, ...]) -> dict[str, jax.ShapeDtypeStruct]:
     return {key: jax.ShapeDtypeStruct(shape, np.int32, sharding=self.batch_sharding) for key in maxtext_api.BATCH_KEYS}
 
-  @property
-  def batch_sharding(self) -> NamedSharding:
+  def _batch_sharding(self) -> NamedSharding:
     """Of [micro-batches, batch, seq] arrays: each micro-batch as pre-training places it."""
     spec = maxtext_api.batch_sharding(self.maxtext, self.mesh).spec
     return NamedSharding(self.mesh, PartitionSpec(None, *spec))
 
   def place(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
     """This process's part of a [micro-batches, batch, seq] batch, as global arrays."""
+    if jax.process_count() == 1:
+      return jax.device_put(dict(batch), self.batch_sharding)
     return {key: jax.make_array_from_process_local_data(self.batch_sharding, value) for key, value in batch.items()}
 
   def print_plan(self) -> None:
@@ -250,13 +264,13 @@ class Session:
   def _build_trainer(self) -> tuple[PostTrainer, BatchIterator, MaxTextLayoutCheckpointManager]:
     """The trainer with its weights, optimizer and data position: restored, loaded, or fresh."""
     config, mt = self.config, self.maxtext
-    model = maxtext_api.init_model(self.pretraining, self.mesh)
+    model = self.model
+    assert model is not None
     peak = config.get("peak_tflops") or peak_tflops(jax.devices()[0].device_kind)
     trainer = PostTrainer(
       model,
       self.tx,
       self._tunix_config(),
-      graphdef=self.graphdef,
       accumulation_steps=mt.gradient_accumulation_steps,
       nonfinite_policy=config.nonfinite_gradients,
       max_skipped_steps=config.max_skipped_steps,

@@ -46,7 +46,6 @@ class PostTrainer(peft_trainer.PeftTrainer):
     tx: optax.GradientTransformation,
     training_config: peft_trainer.TrainingConfig,
     *,
-    graphdef: nnx.GraphDef,
     accumulation_steps: int,
     nonfinite_policy: str,
     max_skipped_steps: int,
@@ -58,7 +57,6 @@ class PostTrainer(peft_trainer.PeftTrainer):
       model: the live model.
       tx: MaxText's optimizer with the clip inline.
       training_config: Tunix's; without accumulation, which happens inside the update.
-      graphdef: of the `TrainStateNNX` that the compiled steps take the state of.
       accumulation_steps: micro-batches of one update.
       nonfinite_policy: `error` or `skip`.
       max_skipped_steps: with `skip`, how many updates in a row may be left out.
@@ -67,7 +65,6 @@ class PostTrainer(peft_trainer.PeftTrainer):
     super().__init__(model, tx, training_config)
     self.is_managed_externally = True
     self.skipped_updates = 0
-    self._graphdef = graphdef
     self._accumulation_steps = accumulation_steps
     self._nonfinite_policy = nonfinite_policy
     self._max_skipped_steps = max_skipped_steps
@@ -163,7 +160,7 @@ class PostTrainer(peft_trainer.PeftTrainer):
     aux = {key: float(value) for key, value in jax.device_get(self._aux.pop(step - 1)).items()}
     if not aux.pop("finite"):
       raise TrainingError(
-        f"step {step}: loss {aux['loss']}, gradient norm {aux['grad_norm']}: not finite, the update was not made; lower"
+        f"step {step}: loss {aux['loss']}, gradient norm {aux['grad_norm']}: not finite, nothing of it was saved; lower"
         " learning_rate, look at the data, or set nonfinite_gradients=skip"
       )
     now = time.perf_counter()

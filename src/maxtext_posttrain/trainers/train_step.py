@@ -26,12 +26,14 @@ class StepSettings:
     schedule: learning rate by updates made, for the metrics.
     grad_dtype: float32 gradients are cast to it before the update, as pre-training does.
     clipping_threshold: the threshold inside the optimizer, for what spike detection sees; 0 is none.
+    skip_nonfinite: leave weights and optimizer as they are where the gradient is not finite.
     pass_loss_to_optimizer: the optimizer wants `loss` and `grad_norm` (MaxText's `skip_step_on_spikes`).
   """
 
   schedule: optax.Schedule
   grad_dtype: Any = jnp.float32
   clipping_threshold: float = 0.0
+  skip_nonfinite: bool = False
   pass_loss_to_optimizer: bool = False
 
 
@@ -41,8 +43,7 @@ def make_train_step(
   """The function of one optimizer update.
 
   The objective is the sum of the losses of all micro-batches over the sum of their weights: the mean over the whole
-  global batch, not a mean of means. A gradient whose norm is not finite changes neither weights nor optimizer; the
-  metric `finite` says so.
+  global batch, not a mean of means. The metric `finite` says whether loss and gradient norm are.
 
   Args:
     graphdef: of the `TrainStateNNX` of the live model and optimizer.
@@ -90,11 +91,12 @@ def make_train_step(
       clip = settings.clipping_threshold
       extra = {"loss": loss, "grad_norm": jnp.minimum(grad_norm, clip) if clip > 0 else grad_norm}
     train_state.optimizer.update(train_state.model, grads, **extra)
-    after = nnx.as_pure((nnx.state(train_state.optimizer), nnx.state(train_state.model, nnx.Param)))
-    # A select fuses into the update; a branch would hold both states.
-    kept = jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, before)
-    nnx.update(train_state.optimizer, kept[0])
-    nnx.update(train_state.model, kept[1])
+    if settings.skip_nonfinite:
+      after = nnx.as_pure((nnx.state(train_state.optimizer), nnx.state(train_state.model, nnx.Param)))
+      # A select fuses into the update; a branch would hold both states.
+      kept = jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, before)
+      nnx.update(train_state.optimizer, kept[0])
+      nnx.update(train_state.model, kept[1])
     nnx.update(train_state.model, rest)
     metrics = {
       "loss": loss,
