@@ -4,6 +4,8 @@ STAMP := .venv/.installed
 export JAX_PLATFORMS ?= cpu
 # A killed install leaves no stamp, so the next call starts it again.
 REQUIREMENTS := requirements/base.txt requirements/dev.txt
+# A file's tests share their fixtures, so a file stays with one worker.
+PYTEST := $(PYTHON) -m pytest -n $(or $(WORKERS),2) --dist loadfile
 
 .PHONY: help setup quickstart test test-fast lint format demo-gsm8k benchmark-sft lock clean
 
@@ -22,10 +24,10 @@ quickstart: $(STAMP) ## a chat SFT of a tiny model, then real pre-training resum
 	$(PYTHON) scripts/quickstart_hand_back.py
 
 test: $(STAMP) ## every test, the slow ones included
-	$(PYTHON) -m pytest
+	$(PYTEST)
 
 test-fast: $(STAMP) ## the tests that take under two minutes together
-	$(PYTHON) -m pytest -m "not slow"
+	$(PYTEST) -m "not slow"
 
 lint: $(STAMP) ## ruff (lint and format) and basedpyright
 	.venv/bin/ruff check .

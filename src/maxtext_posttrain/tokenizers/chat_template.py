@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
 from importlib import resources
-from itertools import chain, pairwise
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any
@@ -180,8 +180,9 @@ class ChatTemplate:
     return (markers for markers in marker_choices() if not markers.occur_in(self.source))
 
   @cached_property
-  def _first_markers(self) -> Markers:
-    return next(self._marker_choices())
+  def _usual_markers(self) -> list[Markers]:
+    """The first choice, which nearly every conversation leaves free; empty if the source leaves none."""
+    return list(islice(self._marker_choices(), 1))
 
   def render(
     self,
@@ -218,7 +219,7 @@ class ChatTemplate:
   ) -> RenderedText:
     scanner = matcher or SpecialTokenMatcher({})
     protect = matcher is not None
-    for markers in chain((self._first_markers,), self._marker_choices()):
+    for markers in chain(self._usual_markers, self._marker_choices()):
       try:
         marked: dict[str, Any] = {
           key: scanner.mark(value, markers, protect=protect and not key.endswith("_token"))

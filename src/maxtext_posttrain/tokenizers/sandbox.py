@@ -53,6 +53,9 @@ _STRING_METHODS = frozenset((
   "swapcase", "title", "upper", "zfill",
 ))
 # fmt: on
+# Those that Jinja does not put a method of its own in place of.
+_PLAIN_STRING_METHODS = _STRING_METHODS - {"format", "format_map"}
+_DICT_ATTRIBUTES = frozenset(dir(dict))
 _METHODS: tuple[tuple[type | tuple[type, ...], frozenset[str]], ...] = (
   (str, _STRING_METHODS),
   (bytes, frozenset()),
@@ -97,8 +100,8 @@ class Meter:
     self._cpu_started = time.thread_time()
     self._weights: dict[int, tuple[Any, int]] = {}
 
-  def tick(self) -> None:
-    """Counts a step; raises TemplateLimitError when the time is up."""
+  def step(self, characters: int = 0) -> None:
+    """Counts a step about to create characters; raises TemplateLimitError when too much time or text is used."""
     self._ticks += 1
     # The processor time is what counts, so that a busy machine fails no good template; reading it costs more.
     if (
@@ -107,13 +110,9 @@ class Meter:
       and time.thread_time() - self._cpu_started > self.limits.seconds
     ):
       raise TemplateLimitError(f"rendering took more than {self.limits.seconds:g} s")
-
-  def step(self, characters: int) -> None:
-    """Counts a step that creates characters: `tick` and `charge` in one."""
-    self.tick()
     self._left -= characters
     if self._left < 0:
-      self.charge(0)
+      raise TemplateLimitError(f"rendering creates more than {self.limits.characters:,} characters")
 
   def charge(self, characters: int) -> None:
     """Counts characters about to be created; raises TemplateLimitError when they are too many."""
@@ -157,9 +156,20 @@ class Meter:
 class _Instrument(NodeTransformer):
   """Rewrites a template's syntax tree so that each costly node reports to the meter."""
 
-  def visit_For(self, node: nodes.For) -> nodes.For:
-    static = sum(len(data.data) for statement in node.body for data in statement.find_all(nodes.TemplateData))
+  def visit_Output(self, node: nodes.Output) -> nodes.Output:
+    """Makes text of constants, which Jinja then prints as cheaply as what stands between tags."""
+    node.nodes = [
+      nodes.TemplateData(part.value, lineno=part.lineno)
+      if isinstance(part, nodes.Const) and isinstance(part.value, str)
+      else part
+      for part in node.nodes
+    ]
     self.generic_visit(node)
+    return node
+
+  def visit_For(self, node: nodes.For) -> nodes.For:
+    self.generic_visit(node)
+    static = sum(len(data.data) for statement in node.body for data in statement.find_all(nodes.TemplateData))
     node.iter = _filter(
       "guard:iterate", node.iter, nodes.Const(static, lineno=node.lineno, environment=node.environment)
     )
@@ -171,7 +181,9 @@ class _Instrument(NodeTransformer):
 
   def visit_Compare(self, node: nodes.Compare) -> nodes.Compare:
     self.generic_visit(node)
-    node.expr = _filter("guard:tick", node.expr)
+    # Whether something equals a constant is told in no time; other comparisons may have long texts on both sides.
+    if not _compares_constant(node):
+      node.expr = _filter("guard:tick", node.expr)
     return node
 
   def visit_Getitem(self, node: nodes.Getitem) -> nodes.Getitem:
@@ -194,6 +206,12 @@ class _Instrument(NodeTransformer):
       return node
     self.generic_visit(node)
     return _filter("guard:container", node)
+
+
+def _compares_constant(node: nodes.Compare) -> bool:
+  if len(node.ops) > 1 or node.ops[0].op not in ("eq", "ne"):
+    return False
+  return isinstance(node.expr, nodes.Const) or isinstance(node.ops[0].expr, nodes.Const)
 
 
 def _filter(name: str, node: Any, *arguments: nodes.Expr) -> nodes.Filter:
@@ -272,31 +290,27 @@ class MeteredSandbox(ImmutableSandboxedEnvironment):
     return values if values is None or isinstance(values, jinja2.Undefined) else _Steps(values, static, self._meter)
 
   def _concat(self, *parts: Any) -> str:
-    texts = [self._text(part) for part in parts]
-    self._meter.tick()
-    self._meter.charge(sum(map(len, texts)))
+    texts = [part if type(part) is str else self._text(part) for part in parts]
+    self._meter.step(sum(map(len, texts)))
     return "".join(texts)
 
   def _tick(self, value: Any) -> Any:
-    self._meter.tick()
+    self._meter.step()
     return value
 
   def _slice(self, value: Any) -> Any:
-    self._meter.tick()
-    if isinstance(value, _WEIGHED):
-      self._meter.charge(len(value))
+    self._meter.step(len(value) if isinstance(value, _WEIGHED) else 0)
     return value
 
   def _container(self, value: Any) -> Any:
-    self._meter.tick()
-    self._meter.charge(self._meter.weigh(value))
+    meter = self._meter
+    meter.step(meter.weigh(value))
     return value
 
   @pass_eval_context
   def _print(self, _: Any, value: Any) -> Any:
     meter = self._meter
-    meter.tick()
-    meter.charge(meter.weigh(value))
+    meter.step(len(value) if type(value) is str else meter.weigh(value))
     return value
 
   # What the sandbox asks of its environment.
@@ -304,7 +318,10 @@ class MeteredSandbox(ImmutableSandboxedEnvironment):
   def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
     """Prices +, *, % and ** before they run."""
     meter = self._meter
-    meter.tick()
+    if operator == "+" and type(left) is str and type(right) is str:
+      meter.step(len(left) + len(right))
+      return left + right
+    meter.step()
     if operator == "+":
       if isinstance(left, str) or not isinstance(left, (int, float)):
         meter.charge(meter.weigh(left) + meter.weigh(right))
@@ -320,6 +337,15 @@ class MeteredSandbox(ImmutableSandboxedEnvironment):
     elif isinstance(left, str):
       self._check_format(left, right)
     return super().call_binop(context, operator, left, right)
+
+  def getattr(self, obj: Any, attribute: str) -> Any:
+    """What Jinja's sandbox gives, sooner for the keys of dicts and the methods of strings."""
+    kind = type(obj)
+    if kind is dict and attribute not in _DICT_ATTRIBUTES:
+      return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+    if kind is str and attribute in _PLAIN_STRING_METHODS:
+      return getattr(obj, attribute)
+    return super().getattr(obj, attribute)
 
   def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
     """Allows of Python's own types only methods that are priced or cheap."""
@@ -345,10 +371,15 @@ class MeteredSandbox(ImmutableSandboxedEnvironment):
   def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
     """Calls a method, macro or global; prices methods of strings first and results afterwards."""
     meter = self._meter
-    meter.tick()
+    meter.step()
     if isinstance(obj, _BOUND) and isinstance(obj.__self__, str):
       args = self._price_string_method(obj.__name__, obj.__self__, args)
-    result = super().call(context, obj, *args, **kwargs)
+    if type(obj) is BuiltinMethodType and type(obj.__self__) is str and obj.__name__ in _PLAIN_STRING_METHODS:
+      for variables in ("_loop_vars", "_block_vars"):  # Compiled templates pass these, for functions that want them.
+        kwargs.pop(variables, None)
+      result = obj(*args, **kwargs)
+    else:
+      result = super().call(context, obj, *args, **kwargs)
     if isinstance(result, _WEIGHED):
       meter.charge(meter.weigh(result))
     return result
@@ -410,7 +441,7 @@ class MeteredSandbox(ImmutableSandboxedEnvironment):
 
     def metered(*args: Any, **kwargs: Any) -> Any:
       meter = self._meter
-      meter.tick()
+      meter.step()
       value = args[first]
       if name in _PRINTING_FILTERS and not isinstance(value, str):
         meter.charge(meter.weigh(value))
@@ -468,8 +499,7 @@ class MeteredSandbox(ImmutableSandboxedEnvironment):
   ) -> str:
     """JSON as HuggingFace gives it to templates: characters stay as they are, nothing is escaped for HTML."""
     meter = self._meter
-    meter.tick()
-    meter.charge(meter.weigh(value))
+    meter.step(meter.weigh(value))
     encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
     if indent is None:
       if any(len(separator) > 16 for separator in separators or ()):
@@ -479,8 +509,7 @@ class MeteredSandbox(ImmutableSandboxedEnvironment):
       meter.charge(len(indent) if isinstance(indent, str) else max(int(indent), 0))
       chunks = []
       for chunk in encoder.iterencode(value):
-        meter.tick()
-        meter.charge(len(chunk))
+        meter.step(len(chunk))
         chunks.append(chunk)
       text = "".join(chunks)
     meter.charge(len(text))
@@ -501,8 +530,7 @@ class _Steps:
   def __iter__(self) -> Iterator[Any]:
     meter, static = self._meter, self._static
     for value in self._values:
-      meter.tick()
-      meter.charge(static)
+      meter.step(static)
       yield value
 
   def __len__(self) -> int:
