@@ -92,7 +92,7 @@ class Case:
     config: which configuration of the room; "" where `arguments` brings its own.
     lines: how many errors are reported.
     around: what holds while the command runs.
-    keeps: how many newer checkpoints may be there afterwards.
+    keeps: how many checkpoints are made before the run meets what is wrong; they stay, and are whole.
   """
 
   name: str

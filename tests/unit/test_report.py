@@ -6,6 +6,9 @@ import io
 import json
 from pathlib import Path
 
+import pytest
+
+from maxtext_posttrain.errors import TrainingError
 from maxtext_posttrain.performance import peak_tflops, throughput_metrics
 from maxtext_posttrain.report import MetricsFile, Reporter, read_metrics
 
@@ -73,3 +76,34 @@ def test_peaks_and_throughput_by_hand():
     "tflops_per_device": 100.0,
     "mfu": 0.5,
   }
+
+
+def test_a_metrics_file_of_something_else_is_left_alone(tmp_path: Path):
+  path = tmp_path / "metrics.jsonl"
+  path.write_text('{"kind": "train", "step": 1}\n{"kind": "tr\n{"kind": "train", "step": 2}\n')
+  before = path.read_bytes()
+  with pytest.raises(TrainingError, match=r"metrics\.jsonl, line 2: is not a record"):
+    MetricsFile(path, completed_steps=2)
+  assert path.read_bytes() == before
+
+
+def test_tensorboard_events_say_where_a_run_goes_on(tmp_path: Path):
+  from tensorboardX.proto import event_pb2
+
+  folder = tmp_path / "tensorboard"
+  reporter = Reporter(tmp_path, total_steps=9, completed_steps=4, tensorboard_directory=str(folder))
+  reporter.train(5, {"loss": 1.5, "trained_tokens": 3})
+  reporter.close()
+  (file,) = folder.iterdir()
+  data, events = file.read_bytes(), []
+  while data:  # TFRecord: length, its checksum, the event, its checksum.
+    length = int.from_bytes(data[:8], "little")
+    events.append(vars(event_pb2)["Event"].FromString(data[12 : 12 + length]))
+    data = data[16 + length :]
+  version, start, metrics = events
+  assert version.file_version == "brain.Event:2"
+  assert (start.step, start.session_log.status) == (5, start.session_log.START)
+  assert (metrics.step, {value.tag: value.simple_value for value in metrics.summary.value}) == (
+    5,
+    {"train/loss": 1.5, "train/trained_tokens": 3.0},
+  )

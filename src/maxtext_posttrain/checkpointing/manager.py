@@ -275,6 +275,7 @@ class MaxTextLayoutCheckpointManager(tunix_checkpoint_manager.CheckpointManager)
     """
     if restore_only_lora_params:
       raise CheckpointError("adapter-only checkpoints are not read by full training")
+    self.wait_until_finished()  # A save that is under way is listed already.
     candidates = self.all_steps()[::-1] if step is None else [step]
     for index, candidate in enumerate(candidates):
       path = self._step_path(candidate)

@@ -25,7 +25,7 @@ from jinja2 import nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.runtime import Context, Macro
+from jinja2.runtime import Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace, pass_eval_context
 from jinja2.visitor import NodeTransformer
@@ -55,6 +55,8 @@ _STRING_METHODS = frozenset((
 # fmt: on
 # Those that Jinja does not put a method of its own in place of.
 _PLAIN_STRING_METHODS = _STRING_METHODS - {"format", "format_map"}
+_LOOP_COUNTERS = frozenset(("index", "index0", "revindex", "revindex0", "first", "last", "length", "depth", "depth0"))
+_PLAIN_VALUES = frozenset((str, bool, int, list, dict))
 _DICT_ATTRIBUTES = frozenset(dir(dict))
 _METHODS: tuple[tuple[type | tuple[type, ...], frozenset[str]], ...] = (
   (str, _STRING_METHODS),
@@ -339,12 +341,18 @@ class MeteredSandbox(ImmutableSandboxedEnvironment):
     return super().call_binop(context, operator, left, right)
 
   def getattr(self, obj: Any, attribute: str) -> Any:
-    """What Jinja's sandbox gives, sooner for the keys of dicts and the methods of strings."""
+    """What Jinja's sandbox gives, sooner where templates ask most."""
     kind = type(obj)
     if kind is dict and attribute not in _DICT_ATTRIBUTES:
       return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
     if kind is str and attribute in _PLAIN_STRING_METHODS:
       return getattr(obj, attribute)
+    if kind is LoopContext and attribute in _LOOP_COUNTERS:
+      return getattr(obj, attribute)
+    if kind is Namespace and not attribute.startswith("_"):
+      value = getattr(obj, attribute, None)
+      if type(value) in _PLAIN_VALUES:
+        return value
     return super().getattr(obj, attribute)
 
   def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:

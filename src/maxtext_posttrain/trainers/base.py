@@ -125,7 +125,9 @@ class Session:
 
   @property
   def run_directory(self) -> Path:
-    """`<base_output_directory>/<run_name>`."""
+    """`<base_output_directory>/<run_name>`; for a bucket, `runs/<run_name>` here: metrics are appended by the line."""
+    if "://" in self.maxtext.checkpoint_dir:
+      return Path("runs") / self.maxtext.run_name
     return Path(self.maxtext.checkpoint_dir).parent
 
   def _build_datasets(self) -> Datasets:
