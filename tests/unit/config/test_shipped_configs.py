@@ -48,8 +48,8 @@ def test_sft_has_maxtexts_defaults_for_sft(tmp_path: Path):
 
 def test_quickstart_runs_as_it_is():
   config = load("configs/quickstart/sft.yml")
-  assert (config.run_name, config.base_output_directory, config.steps) == ("quickstart", "runs", 20)
-  assert (config.base_emb_dim, config.packing, config.learning_rate) == (64, True, 1e-3)
+  assert (config.run_name, config.base_output_directory, config.steps) == ("quickstart", "runs", 40)
+  assert (config.base_emb_dim, config.packing, config.learning_rate) == (64, True, 3e-3)
   assert config.sources["base_emb_dim"] == "configs/models/tiny.yml"
   assert config.sources["packing"] == "configs/sft.yml"
   assert config.sources["steps"] == "configs/quickstart/sft.yml"
