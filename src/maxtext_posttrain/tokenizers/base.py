@@ -413,14 +413,19 @@ class SegmentingTokenizer(Tokenizer):
   def _byte_length(self, index: int) -> int:
     """How many bytes of text a plain token stands for."""
 
-  def _edges(self, ids: list[int]) -> list[int]:
-    """Running sum of the tokens' byte lengths, from 0: one number more than there are tokens."""
+  def _edges(self, ids: list[int], before: int = 0) -> list[int]:
+    """Running sum of the tokens' byte lengths, from 0, where they begin `before` bytes before the text.
+
+    It has one number more than there are tokens.
+    """
     known = self._byte_lengths
     try:
-      return list(accumulate([known[index] for index in ids], initial=0))
+      edges = list(accumulate([known[index] for index in ids], initial=-before))
     except KeyError:
       known.update({index: self._byte_length(index) for index in set(ids).difference(known)})
-      return self._edges(ids)
+      return self._edges(ids, before)
+    edges[0] = 0
+    return edges
 
   @cached_property
   def _byte_lengths(self) -> dict[int, int]:

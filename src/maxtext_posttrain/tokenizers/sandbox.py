@@ -382,10 +382,11 @@ class MeteredSandbox(ImmutableSandboxedEnvironment):
     meter.step()
     if isinstance(obj, _BOUND) and isinstance(obj.__self__, str):
       args = self._price_string_method(obj.__name__, obj.__self__, args)
-    if type(obj) is BuiltinMethodType and type(obj.__self__) is str and obj.__name__ in _PLAIN_STRING_METHODS:
-      for variables in ("_loop_vars", "_block_vars"):  # Compiled templates pass these, for functions that want them.
-        kwargs.pop(variables, None)
-      result = obj(*args, **kwargs)
+    kind = type(obj)
+    if kind is BuiltinMethodType and type(obj.__self__) is str and obj.__name__ in _PLAIN_STRING_METHODS:
+      result = obj(*args, **_without_variables(kwargs))
+    elif kind is Macro:
+      result = obj(context.eval_ctx, *args, **_without_variables(kwargs))
     else:
       result = super().call(context, obj, *args, **kwargs)
     if isinstance(result, _WEIGHED):
@@ -543,6 +544,13 @@ class _Steps:
 
   def __len__(self) -> int:
     return len(self._values)
+
+
+def _without_variables(kwargs: dict[str, Any]) -> dict[str, Any]:
+  """Arguments without those that compiled templates add for functions that take the context."""
+  kwargs.pop("_loop_vars", None)
+  kwargs.pop("_block_vars", None)
+  return kwargs
 
 
 def _check_integer(bits: int) -> None:

@@ -98,10 +98,8 @@ class SentencePieceTokenizer(SegmentingTokenizer):
     text = rendered.text[segment.start : segment.end]
     processor = self._processor_for(segment, text)
     if self._keeps_text:
-      edges = self._edges(ids)
-      if self._adds_space and processor is self._processor:
-        # The space that SentencePiece put in front is not in the text.
-        edges = [0, *(edge - 1 for edge in edges[1:])]
+      # The space that SentencePiece puts in front is not in the text.
+      edges = self._edges(ids, before=int(self._adds_space and processor is self._processor))
       if edges[-1] == len(text.encode()):
         return edges[:-1], edges[1:]
     offsets: list[tuple[int, int]] = []

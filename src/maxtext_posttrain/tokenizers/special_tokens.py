@@ -12,9 +12,8 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 
 @dataclass(frozen=True)
@@ -34,11 +33,6 @@ class Markers:
   def occur_in(self, text: str) -> bool:
     """Says whether `text` contains one of the three."""
     return not text.isascii() and (self.content in text or self.start in text or self.end in text)
-
-  @cached_property
-  def pattern(self) -> re.Pattern[str]:
-    """Matches any of the three, as its group."""
-    return re.compile(f"([{self.content}{self.start}{self.end}])")
 
 
 def marker_choices() -> Iterator[Markers]:
@@ -64,8 +58,7 @@ class RenderedText:
   spans: tuple[tuple[int, int], ...] = ()
 
 
-@dataclass(frozen=True)
-class Segment:
+class Segment(NamedTuple):
   """A stretch of text: a special token, or (token_id None) the plain text between two of them."""
 
   start: int
@@ -181,15 +174,6 @@ class SpecialTokenMatcher:
     return False
 
 
-@dataclass
-class _Unmarked:
-  pieces: list[str] = field(default_factory=list)
-  length: int = 0
-  marks: list[int] = field(default_factory=list)
-  spans: list[tuple[int, int]] = field(default_factory=list)
-  opened: list[int] = field(default_factory=list)
-
-
 def unmark(raw: str, markers: Markers) -> RenderedText:
   """Takes the markers out of rendered text and notes where they stood.
 
@@ -198,24 +182,42 @@ def unmark(raw: str, markers: Markers) -> RenderedText:
   """
   if not markers.occur_in(raw):
     return RenderedText(raw)
-  found = _Unmarked()
-  for piece in markers.pattern.split(raw):
-    if piece == markers.content:
-      if not found.marks or found.marks[-1] != found.length:
-        found.marks.append(found.length)
-    elif piece == markers.start:
-      found.opened.append(found.length)
-    elif piece == markers.end:
-      if not found.opened:
-        raise ValueError("the text of a {% generation %} block was cut")
-      found.spans.append((found.opened.pop(), found.length))
+  pieces: list[str] = []
+  marks: list[int] = []
+  spans: list[tuple[int, int]] = []
+  opened: list[int] = []
+  last = length = 0
+  for position in _positions(raw, (markers.content, markers.start, markers.end)):
+    pieces.append(raw[last:position])
+    length += position - last
+    last = position + 1
+    marker = raw[position]
+    if marker == markers.content:
+      if not marks or marks[-1] != length:
+        marks.append(length)
+    elif marker == markers.start:
+      opened.append(length)
+    elif not opened:
+      raise ValueError("the text of a {% generation %} block was cut")
     else:
-      found.pieces.append(piece)
-      found.length += len(piece)
-  if found.opened:
+      spans.append((opened.pop(), length))
+  if opened:
     raise ValueError("the text of a {% generation %} block was cut")
-  spans = tuple(sorted(span for span in found.spans if span[0] < span[1]))
-  return RenderedText("".join(found.pieces), tuple(found.marks), spans)
+  pieces.append(raw[last:])
+  nonempty = tuple(sorted(span for span in spans if span[0] < span[1]))
+  return RenderedText("".join(pieces), tuple(marks), nonempty)
+
+
+def _positions(text: str, characters: Iterable[str]) -> list[int]:
+  """Where any of the characters stands, ascending."""
+  found: list[int] = []
+  for character in characters:
+    position = text.find(character)
+    while position >= 0:
+      found.append(position)
+      position = text.find(character, position + 1)
+  found.sort()
+  return found
 
 
 def _any_within(marks: tuple[int, ...], start: int, end: int) -> bool:

@@ -127,6 +127,7 @@ BOMBS = {
   "width in the format filter": "{{ '%1000000000d'|format(1) }}",
   "round": "{{ 1.5|round(10**10, 'ceil') }}",
   "strftime": "{{ strftime_now('%999999999d') }}",
+  "constants printed in a loop": "{% for i in range(3000) %}{{ '" + "x" * 1000 + "' }}{% endfor %}",
   "list of characters": "{% set s = 'x' * 1000000 %}{{ s|list|length }}",
   "many slices": "{% set s = 'x' * 1000000 %}{% for i in range(1000) %}{% set t = s[i:] %}{% endfor %}",
   "long source": "x" * 300_000,
