@@ -35,15 +35,6 @@ from maxtext_posttrain.errors import ConfigError
 PRNG_IMPL = "unsafe_rbg"
 """The key implementation real pre-training sets; its checkpoints hold keys of this shape, (4,) uint32."""
 
-BATCH_KEYS = (
-  "inputs",
-  "inputs_position",
-  "inputs_segmentation",
-  "targets",
-  "targets_position",
-  "targets_segmentation",
-)
-
 TrainStateNNX = train_state_nnx.TrainStateNNX
 to_checkpoint_dict = train_state_nnx.to_checkpoint_dict
 opt_state_from_checkpoint = train_state_nnx._opt_state_from_linen

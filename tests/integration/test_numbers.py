@@ -14,6 +14,7 @@ from flax import nnx
 
 from maxtext_posttrain import maxtext_api
 from maxtext_posttrain.config import load_config
+from maxtext_posttrain.data import BATCH_KEYS
 from maxtext_posttrain.optimizer import add_gradient_clipping
 from maxtext_posttrain.trainers.sft import SFT
 from maxtext_posttrain.trainers.train_step import StepSettings, make_train_step
@@ -143,7 +144,7 @@ def examples(reference: Mapping[str, np.ndarray]) -> list[tuple[np.ndarray, np.n
 
 def rows(packs: list[list[tuple[np.ndarray, np.ndarray]]], seq: int) -> dict[str, np.ndarray]:
   """[rows, seq] batch: each pack's examples one after the other, as the data room lays them out."""
-  batch = {key: np.zeros((len(packs), seq), np.int32) for key in maxtext_api.BATCH_KEYS}
+  batch = {key: np.zeros((len(packs), seq), np.int32) for key in BATCH_KEYS}
   for row, pack in enumerate(packs):
     start = 0
     for segment, (tokens, trained) in enumerate(pack, 1):

@@ -18,7 +18,7 @@ from tunix.sft import peft_trainer, profiler
 
 from maxtext_posttrain import maxtext_api
 from maxtext_posttrain.checkpointing.manager import MaxTextLayoutCheckpointManager, install
-from maxtext_posttrain.data import BatchIterator, SftDataset, StepBudgetedIterator, group_batches
+from maxtext_posttrain.data import BATCH_KEYS, BatchIterator, SftDataset, StepBudgetedIterator, group_batches
 from maxtext_posttrain.errors import CheckpointError, ConfigError, TrainingError
 from maxtext_posttrain.maxtext_api import MaxTextConfig, PretrainingState
 from maxtext_posttrain.optimizer import add_gradient_clipping
@@ -201,7 +201,7 @@ class Session:
     return CompiledSteps(train, evaluate, train.memory_analysis(), time.perf_counter() - started)
 
   def _abstract_batch(self, shape: tuple[int, ...]) -> dict[str, jax.ShapeDtypeStruct]:
-    return {key: jax.ShapeDtypeStruct(shape, np.int32, sharding=self.batch_sharding) for key in maxtext_api.BATCH_KEYS}
+    return {key: jax.ShapeDtypeStruct(shape, np.int32, sharding=self.batch_sharding) for key in BATCH_KEYS}
 
   def _batch_sharding(self) -> NamedSharding:
     """Of [micro-batches, batch, seq] arrays: each micro-batch as pre-training places it."""
