@@ -75,7 +75,7 @@ def test_nothing_asked_for(capsys: pytest.CaptureFixture[str]):
 @pytest.mark.parametrize(
   ("argv", "line"),
   [
-    (["sftt"], "error: sftt: no such trainer; there is sft (see posttrain --help)"),
+    (["sftt"], "error: sftt: no such command (posttrain --help lists them)"),
     (["sft"], "error: name a configuration: posttrain sft config.yml [key=value ...] (--help lists more)"),
     (["sft", "c.yml", "--dryrun"], "error: --dryrun: no such option (see posttrain sft --help)"),
     (["sft", "c.yml", "--steps=5"], "error: --steps=5: keys are given without dashes: steps=5"),

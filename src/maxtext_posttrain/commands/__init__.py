@@ -1,0 +1,33 @@
+"""What `posttrain` can do: each module is one command, and its `run(arguments)` returns the exit code.
+
+A command imports what is heavy inside its functions, so that help and mistakes in arguments answer at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+Run = Callable[[Sequence[str]], int]
+
+
+@dataclass(frozen=True)
+class Command:
+  """A command of `posttrain`.
+
+  Attributes:
+    summary: one line for the help.
+    module: its module in this package.
+  """
+
+  summary: str
+  module: str
+
+  def load(self) -> Run:
+    """Imports the command; returns its `run`."""
+    return importlib.import_module(f"{__name__}.{self.module}").run
+
+
+TRAINERS = {"sft": Command("supervised fine-tuning on chat data", "sft")}
+TOOLS: dict[str, Command] = {}

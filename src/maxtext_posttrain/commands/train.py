@@ -1,0 +1,121 @@
+"""Runs a trainer: `posttrain <trainer> CONFIG [key=value ...] [options]`."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from maxtext_posttrain.commands import TRAINERS
+from maxtext_posttrain.errors import ConfigError
+
+TrainerMain = Callable[..., int]
+
+_OPTIONS = {
+  "--dry-run": "build everything, print the plan, train nothing",
+  "--print-config": "print every key, its value and where it came from, and stop",
+  "--debug": "show tracebacks",
+  "--help": "show this help",
+}
+_TRAINER_USAGE = """\
+usage: posttrain {trainer} CONFIG [key=value ...] [options]
+
+{summary}.
+
+CONFIG is a YAML file, by its path or by its name in configs/. Keys are MaxText's, nested ones dotted:
+  posttrain {trainer} configs/quickstart/sft.yml steps=5 learning_rate=1e-4 'train_data_columns=[question,answer]'
+A variable M_<KEY> in the environment sets a key too, as in MaxText.
+
+options:
+{options}
+
+keys beside MaxText's:
+{keys}
+"""
+
+
+@dataclass(frozen=True)
+class _Arguments:
+  """A parsed command line: the configuration's arguments in order, and the options given."""
+
+  config: list[str]
+  options: frozenset[str]
+
+
+def run_trainer(trainer: str, arguments: Sequence[str], load: Callable[[], TrainerMain]) -> int:
+  """Runs one trainer's command line.
+
+  Args:
+    trainer: its name.
+    arguments: what follows the name.
+    load: imports the trainer, which takes seconds; returns its `main(config, dry_run=...)`.
+
+  Returns:
+    The exit code.
+
+  Raises:
+    ConfigError: the command line or the configuration is wrong.
+  """
+  from maxtext_posttrain.config import describe_config, load_config
+
+  parsed = _parse(trainer, arguments)
+  if "--help" in parsed.options:
+    print(_trainer_usage(trainer), end="")
+    return 0
+  if not parsed.config:
+    raise ConfigError(f"name a configuration: posttrain {trainer} config.yml [key=value ...] (--help lists more)")
+  config = load_config(parsed.config, trainer=trainer)
+  if "--print-config" in parsed.options:
+    print(describe_config(config))
+    return 0
+  with _quiet_imports(show=config.maxtext_log):
+    main = load()
+  return main(config, dry_run="--dry-run" in parsed.options)
+
+
+@contextlib.contextmanager
+def _quiet_imports(*, show: bool) -> Iterator[None]:
+  """Keeps off the screen what MaxText and transformers print of absent optional parts while they are imported."""
+  if show:
+    yield
+    return
+  os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+  os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+  with contextlib.redirect_stdout(io.StringIO()):
+    yield
+
+
+def _parse(trainer: str, arguments: Sequence[str]) -> _Arguments:
+  """Tells options from the configuration's arguments; they may stand in any order.
+
+  Raises:
+    ConfigError: there is an option that does not exist.
+  """
+  config: list[str] = []
+  options: set[str] = set()
+  problems: list[str] = []
+  for argument in arguments:
+    name = "--help" if argument == "-h" else argument
+    if name in _OPTIONS:
+      options.add(name)
+    elif not name.startswith("-"):
+      config.append(argument)
+    elif "=" in name:
+      problems.append(f"{argument}: keys are given without dashes: {argument.lstrip('-')}")
+    else:
+      problems.append(f"{argument}: no such option (see posttrain {trainer} --help)")
+  if problems and "--help" not in options:
+    raise ConfigError(problems)
+  return _Arguments(config, frozenset(options))
+
+
+def _trainer_usage(trainer: str) -> str:
+  from maxtext_posttrain.config import OUR_KEYS
+  from maxtext_posttrain.config.values import plain
+
+  options = "\n".join(f"  {name:<16} {what}" for name, what in _OPTIONS.items())
+  keys = "\n".join(f"  {name}: {key.type} = {plain(key.default)}\n      {key.doc}" for name, key in OUR_KEYS.items())
+  summary = TRAINERS[trainer].summary
+  return _TRAINER_USAGE.format(trainer=trainer, summary=summary[0].upper() + summary[1:], options=options, keys=keys)
