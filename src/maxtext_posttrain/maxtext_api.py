@@ -29,6 +29,7 @@ from maxtext.optimizers import optimizers
 from maxtext.utils import maxtext_utils, maxtext_utils_nnx, sharding
 
 from maxtext_posttrain.errors import ConfigError
+from maxtext_posttrain.logs import quiet_logs as quiet_logs
 
 PRNG_IMPL = "unsafe_rbg"
 """The key implementation real pre-training sets; its checkpoints hold keys of this shape, (4,) uint32."""

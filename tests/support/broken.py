@@ -82,9 +82,7 @@ EDITS: dict[str, Callable[[Tree], Tree]] = {
   "intact": _set(),
   "keys of two words": _set(nnx_aux=lambda tree: _map_keys(tree["nnx_aux"], lambda key: key[..., :2])),
   "no rng state": _drop("nnx_aux"),
-  "clip in the chain": _set(
-    opt_state=lambda tree: [None, [_without_params_level(_adam(tree)), None, _schedule(tree)]]
-  ),
+  "clip in the chain": _set(opt_state=lambda tree: [None, [_without_params_level(_adam(tree)), None, _schedule(tree)]]),
   "clip in the chain, as dicts": _set(
     opt_state=lambda tree: [None, {"0": _without_params_level(_adam(tree)), "2": _schedule(tree)}]
   ),

@@ -70,7 +70,9 @@ def find_step(path: epath.PathLike, *, step: int | None = None) -> Location:
   if folder is None:
     unfinished = [name for each in folders for name in _unfinished_in(each)]
     if unfinished:
-      raise CheckpointError(f"{given} holds no finished checkpoint, only {', '.join(unfinished)}, whose save did not end")
+      raise CheckpointError(
+        f"{given} holds no finished checkpoint, only {', '.join(unfinished)}, whose save did not end"
+      )
     raise CheckpointError(
       f"{given} holds no checkpoint: neither {_CHECKPOINTS}/<step> nor {ITEMS} nor {TUNIX_PARAMS} is there"
     )

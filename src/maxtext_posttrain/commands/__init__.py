@@ -30,4 +30,6 @@ class Command:
 
 
 TRAINERS = {"sft": Command("supervised fine-tuning on chat data", "sft")}
-TOOLS: dict[str, Command] = {}
+TOOLS: dict[str, Command] = {
+  "inspect": Command("what a checkpoint is, and whether pre-training can go on from it", "inspect_checkpoint"),
+}

@@ -21,7 +21,6 @@ from maxtext_posttrain.checkpointing.manager import MaxTextLayoutCheckpointManag
 from maxtext_posttrain.config.saved import save_config
 from maxtext_posttrain.data import BATCH_KEYS, BatchIterator, SftDataset, StepBudgetedIterator, group_batches
 from maxtext_posttrain.errors import CheckpointError, ConfigError, TrainingError
-from maxtext_posttrain.logs import quiet_logs
 from maxtext_posttrain.maxtext_api import MaxTextConfig, PretrainingState
 from maxtext_posttrain.optimizer import add_gradient_clipping
 from maxtext_posttrain.performance import peak_tflops, throughput_metrics
@@ -98,7 +97,7 @@ class Session:
     self.started = time.perf_counter()
     self.objective = objective
     self.config = config
-    quiet_logs(show=config.maxtext_log)
+    maxtext_api.quiet_logs(show=config.maxtext_log)
     maxtext_api.use_pretraining_prng()
     overrides = absolute_paths(config.maxtext_overrides())
     # Where only epochs are asked for, the data says how many steps that is, and the schedule needs to know.
