@@ -305,6 +305,10 @@ def _moments(items: Mapping[str, Any], optimizer: Optimizer) -> Iterator[Finding
       shapes = f"{have[wrong[0]].shape}, the weight {weights[wrong[0]].shape}"
       message = f"{len(wrong)} of {where} have not their weight's shape: {_path(wrong[0])} has {shapes}"
       yield Finding("moments_shape", "refused", message)
+    gone = [path for path in have if path not in weights]
+    if gone:
+      message = f"params/params lacks {len(gone)} weights that {where} has: {_some(gone)}"
+      yield Finding("weights_missing", "refused", message, WAYS)
     absent = [path for path in weights if path not in have]
     if absent and optimizer_kind.TRAINABLE_MASK not in optimizer.wrappers:
       message = f"{where} lacks {len(absent)} of {len(weights)} weights ({_some(absent)}): those would start at zero"
