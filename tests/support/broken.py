@@ -13,8 +13,42 @@ import numpy as np
 from orbax.checkpoint import v1 as ocp
 
 Tree = dict[str, Any]
+Answers = tuple[str, str, str | None]
 
 STEP = 3
+
+
+def adamw_items(step: int = STEP) -> Tree:
+  """A small `items` tree with AdamW, by hand: the module paths are a scanned MaxText model's."""
+  f32 = np.dtype(np.float32)
+
+  def weights() -> Tree:
+    return {
+      "token_embedder": {"embedding": jax.ShapeDtypeStruct((8, 4), f32)},
+      "decoder": {
+        "decoder_norm": {"scale": jax.ShapeDtypeStruct((4,), f32)},
+        "layers": {"mlp": {"wi_0": {"kernel": jax.ShapeDtypeStruct((4, 2, 6), f32)}}},
+      },
+    }
+
+  def count() -> Any:
+    return jax.ShapeDtypeStruct((), np.dtype(np.int32))
+
+  def rngs(*shape: int) -> Tree:
+    kind = np.dtype(np.uint32)
+    return {"params": {"count": jax.ShapeDtypeStruct(shape, kind), "key": jax.ShapeDtypeStruct((*shape, 4), kind)}}
+
+  abstract = {
+    "params": {"params": weights()},
+    "opt_state": [
+      {"count": count(), "mu": {"params": weights()}, "nu": {"params": weights()}},
+      None,
+      {"count": count()},
+    ],
+    "step": count(),
+    "nnx_aux": {"model": {"decoder": {"rngs": rngs(), "layers": {"self_attention": {"rngs": rngs(2)}}}}},
+  }
+  return concrete(abstract, step=step)
 
 
 def concrete(abstract: Any, *, step: int = STEP, seed: int = 0) -> Any:
@@ -135,3 +169,37 @@ EDITS: dict[str, Callable[[Tree], Tree]] = {
   ),
   "weights alone": _drop("opt_state", "step", "nnx_aux"),
 }
+
+
+ANSWERS: dict[str, Answers] = {
+  "intact": ("yes", "yes", None),
+  "keys of two words": ("no", "yes", "rng_keys"),
+  "no rng state": ("yes", "yes", "no_rng_state"),
+  "clip in the chain": ("no", "yes", "chain_level"),
+  "clip in the chain, as dicts": ("no", "yes", "chain_level"),
+  "flat clip": ("no", "yes", "chain_level"),
+  "list too short": ("no", "yes", "list_too_short"),
+  "no schedule count": ("no", "yes", "no_schedule_count"),
+  "list too long": ("no", "yes", "list_too_long"),
+  "dict for a list": ("no", "yes", "dict_for_list"),
+  "no adam count": ("partly", "yes", "no_count"),
+  "no nu": ("partly", "yes", "no_nu"),
+  "moments without params": ("partly", "yes", "moments_level"),
+  "moments behind the adapter": ("partly", "yes", "moments_adapter"),
+  "moments of another shape": ("no", "yes", "moments_shape"),
+  "no optimizer": ("partly", "yes", "no_optimizer"),
+  "no opt_state": ("partly", "yes", "no_optimizer"),
+  "no step": ("partly", "yes", "no_step"),
+  "step uint32": ("yes", "yes", None),
+  "step float": ("yes", "yes", "step_dtype"),
+  "step vector": ("no", "yes", "step_shape"),
+  "adapter level": ("no", "no", "adapter_level"),
+  "no params collection": ("no", "no", "no_params_level"),
+  "boxed weights": ("no", "no", "boxed"),
+  "missing weight": ("no", "no", "weights_missing"),
+  "MultiSteps": ("no", "yes", "multi_steps"),
+  "inject_hyperparams": ("no", "yes", "inject_hyperparams"),
+  "weights alone": ("partly", "yes", "no_optimizer"),
+}
+"""For each edit what real pre-training does: with everything (by the run's name or `load_full_state_path`), with the
+weights alone, and the finding that says so. The first two were seen with MaxText 0.2.5, every one of them."""

@@ -289,11 +289,12 @@ def _moments(items: Mapping[str, Any], optimizer: Optimizer) -> Iterator[Finding
       continue
     path, tree = moments[name]
     where = f"opt_state/{_path(path)}"
-    if not optimizer.path and not optimizer.wrappers:
-      if "params" not in tree:
-        message = f"{where} lacks the level params that pre-training has: its moments would start at zero"
-        yield Finding("moments_level", "lost", message)
-        continue
+    bare = not optimizer.path and not optimizer.wrappers
+    if bare and "params" not in tree:
+      message = f"{where} lacks the level params that pre-training has: its moments would start at zero"
+      yield Finding("moments_level", "lost", message)
+      continue
+    if set(tree) == {"params"}:
       tree = tree["params"]
     have = flatten_tree(tree)
     if have and weights and all(path[:1] == (_ADAPTER,) for path in have) and not set(have) & set(weights):
@@ -318,11 +319,12 @@ def _moments(items: Mapping[str, Any], optimizer: Optimizer) -> Iterator[Finding
 def _counts(items: Mapping[str, Any], optimizer: Optimizer, counts: Mapping[KeyPath, int]) -> Iterator[Finding]:
   stored = flatten_tree(items["opt_state"])
   count_paths = [path for path in stored if path[-1] == "count" and stored[path].shape == ()]
-  adam = {path[:-1] for path, _ in optimizer_kind.moment_trees(items["opt_state"])}
-  for path in sorted(adam, key=str):
-    if (*path, "count") not in stored:
-      where = _path(("opt_state", *path, "count"))
-      yield Finding("no_count", "lost", f"{where} is missing: the moments' bias correction would start anew")
+  named = {_path(path) for path in stored}
+  adam = {_path(path[:-1]) for path, _ in optimizer_kind.moment_trees(items["opt_state"])}
+  for where in sorted(f"{path}/count".lstrip("/") for path in adam):
+    if where not in named:
+      message = f"opt_state/{where} is missing: the moments' bias correction would start anew"
+      yield Finding("no_count", "lost", message)
   step = counts.get(("step",))
   values = {path: counts[("opt_state", *path)] for path in count_paths if ("opt_state", *path) in counts}
   other = {path: value for path, value in values.items() if value != step}
