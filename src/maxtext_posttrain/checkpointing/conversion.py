@@ -94,9 +94,9 @@ def convert(old: str, new: Path, config: Config, *, step: int | None = None) -> 
       written = temporary / "checkpoints" / str(restored.updates)
       with storage.context():
         ocp.save_checkpointables(
-          written.absolute(), {ITEMS: items}, custom_metadata={"scan_layers": bool(config.scan_layers)}
+          str(written.absolute()), {ITEMS: items}, custom_metadata={"scan_layers": bool(config.scan_layers)}
         )
-    arrays = verify(describe_checkpoint(written.absolute()), items)
+    arrays = verify(describe_checkpoint(str(written.absolute())), items)
     save_config(config, temporary)
     with _one_line(new):
       _refuse_existing(new)
