@@ -100,7 +100,8 @@ def _row(name: str, arrays: Iterable[StoredArray]) -> Row:
   arrays = list(arrays)
   shapes = {array.shape for array in arrays}
   return Row(
-    name=name,
+    # Names come from the checkpoint's file: what is not printable is escaped.
+    name=name if name.isprintable() else name.encode("unicode_escape").decode("ascii"),
     arrays=len(arrays),
     shape=shapes.pop() if len(shapes) == 1 else None,
     dtypes=tuple(sorted({str(array.dtype) for array in arrays})),

@@ -155,6 +155,11 @@ def test_numbered_layers_are_listed_together():
   assert len(tree_view.leaf_rows({"params": {"params": {**layers, **odd}}})) == 5
 
 
+def test_names_that_would_move_the_cursor_are_escaped():
+  rows = tree_view.leaf_rows({"\x1b[2J": StoredArray((), np.dtype(np.int32))})
+  assert [row.name for row in rows] == [r"\x1b[2J"]
+
+
 def diff(tmp_path: Path, capfd: Capture, change: Callable[[dict[str, Any]], Any], *options: str) -> tuple[Outcome, Any]:
   items = broken.adamw_items()
   broken.write_step(tmp_path / "a", items)
