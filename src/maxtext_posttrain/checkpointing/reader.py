@@ -197,11 +197,13 @@ def _digit(key: str | int) -> str | int:
 def _boxed_request(tree: Any, wanted: Mapping[Path, Any], path: Path = ()) -> Any:
   """The part of a stored tree that is wanted, with its `value` boxes, as abstract arrays."""
   if isinstance(tree, Mapping):
-    children = {
-      key: child
-      for key, value in tree.items()
-      if (child := _boxed_request(value, wanted, path if key == "value" else (*path, _digit(key)))) is not None
-    }
+    children: dict[str, Any] = {}
+    for key, value in tree.items():
+      # Attention has a module that is truly called `value`; a box has an array in it.
+      boxed = key == "value" and len(tree) == 1 and not isinstance(value, Mapping)
+      child = _boxed_request(value, wanted, path if boxed else (*path, _digit(key)))
+      if child is not None:
+        children[key] = child
     return children or None
   return _abstract(wanted[path]) if isinstance(tree, StoredArray) and path in wanted else None
 

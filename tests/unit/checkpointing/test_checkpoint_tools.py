@@ -56,7 +56,7 @@ BAD: dict[str, tuple[list[str], int, str]] = {
   "a file": (["inspect", "{shelf}/file"], 1, "is a file"),
   "an empty folder": (["inspect", "{shelf}/empty"], 1, "holds no checkpoint"),
   "a save that did not end": (["inspect", "{shelf}/started"], 1, "no finished checkpoint, only 1.orbax-checkpoint-tmp"),
-  "an empty step": (["inspect", "{shelf}/hollow"], 1, "no readable checkpoint"),
+  "an empty step": (["inspect", "{shelf}/hollow"], 1, "holds nothing: expected MaxText's items"),
   "another layout": (["inspect", "{shelf}/foreign"], 1, "holds state: expected MaxText's items"),
   "no tree": (["inspect", "{shelf}/no-tree"], 1, "is damaged"),
   "no data": (["inspect", "{shelf}/no-data"], 1, "is damaged"),
