@@ -78,10 +78,10 @@ class _Orbax:
   def __init__(self, folder: Path, config: Any, pretraining: Any, state: nnx.State):
     self._items = maxtext_api.to_checkpoint_dict(state)
     self._abstract = maxtext_api.to_checkpoint_dict(pretraining.state)
-    self._checkpointer = ocp.training.Checkpointer(folder, context=StorageOptions.of(None, config).context())
+    self._checkpointer = ocp.training.Checkpointer(str(folder), context=StorageOptions.of(None, config).context())
 
   def save(self, step: int) -> None:
-    metadata = {"scan_layers": True}
+    metadata: Any = {"scan_layers": True}
     self._checkpointer.save_checkpointables_async(step, {"items": self._items}, force=True, custom_metadata=metadata)
 
   def wait(self) -> None:
