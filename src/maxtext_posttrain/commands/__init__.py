@@ -30,4 +30,6 @@ class Command:
 
 
 TRAINERS = {"sft": Command("supervised fine-tuning on chat data", "sft")}
-TOOLS: dict[str, Command] = {}
+TOOLS: dict[str, Command] = {
+  "report": Command("the page of a run, or of several compared", "report"),
+}

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from maxtext_posttrain.config.layers import SET_KINDS, Resolved
+from maxtext_posttrain.config.layers import SET_KINDS, Kind, Resolved
 from maxtext_posttrain.config.schema import OWN_MEANING, SECRET_KEYS, Schema
 from maxtext_posttrain.config.values import ValueMismatchError, coerce, plain
 
@@ -17,6 +17,7 @@ MASK = "***"
 
 _WIDEST_COLUMN = 60
 _FILE_KEYS = ("hf_train_files", "hf_eval_files")
+_CHOSEN_KINDS = SET_KINDS | {Kind.MODEL}
 
 
 class Group:
@@ -80,15 +81,17 @@ class Config(Group):
     path: the YAML that was given.
     trainer: whose configuration it is, as 'sft'.
     sources: dotted key to where its value came from, as `configs/sft.yml` or `command line`.
+    chosen: the keys that something other than defaults and MaxText's base.yml set.
     environment: variables of the environment that set keys. MaxText reads these too, and refuses a key that is given
       to it both ways: hide them from it when it is handed `maxtext_overrides()`.
   """
 
-  __slots__ = ("_overrides", "environment", "path", "sources", "trainer")
+  __slots__ = ("_overrides", "chosen", "environment", "path", "sources", "trainer")
 
   path: Path
   trainer: str
   sources: Mapping[str, str]
+  chosen: frozenset[str]
   environment: tuple[str, ...]
   _overrides: dict[str, Any]
 
@@ -99,6 +102,7 @@ class Config(Group):
     put(self, "path", resolved.path)
     put(self, "trainer", trainer)
     put(self, "sources", MappingProxyType({name: settings[name].origin.label for name in sorted(settings)}))
+    put(self, "chosen", frozenset(name for name in settings if settings[name].origin.kind in _CHOSEN_KINDS))
     put(self, "environment", resolved.environment)
     put(self, "_overrides", _maxtext_overrides(resolved, schema))
 
@@ -119,9 +123,14 @@ class Config(Group):
     return f"<{self.trainer} configuration {self.path}>"
 
 
+def shown_values(config: Config) -> dict[str, str]:
+  """Every key's value as `--print-config` shows it, sorted by key, secrets masked."""
+  return {name: plain(_masked(name, config[name])) for name in sorted(config.sources)}
+
+
 def describe_config(config: Config) -> str:
   """Every key with its value and where it came from, sorted, secrets masked: `key = value  # source`."""
-  shown = {name: f"{name} = {plain(_masked(name, config[name]))}" for name in sorted(config.sources)}
+  shown = {name: f"{name} = {value}" for name, value in shown_values(config).items()}
   width = min(max(map(len, shown.values())), _WIDEST_COLUMN)
   return "\n".join(f"{line:<{width}}  # {config.sources[name]}" for name, line in shown.items())
 

@@ -55,7 +55,7 @@ class ExampleRows:
 
   def __init__(self, examples: Examples, packed: PackedRows, length: int, pad_id: int):
     """Takes the examples, which of them share a row, the positions of a row and the id that fills it."""
-    self._examples = examples
+    self.examples = examples
     self._packed = packed
     self._length = length
     self._pad_id = pad_id
@@ -74,7 +74,7 @@ class ExampleRows:
   def _fill(self, batch: Batch, place: int, members: npt.NDArray[np.int32]) -> None:
     start = 0
     for segment, member in enumerate(members.tolist(), start=1):
-      tokens, trained = self._examples[member]
+      tokens, trained = self.examples[member]
       span = (place, slice(start, start + len(tokens) - 1))
       positions = np.arange(len(tokens) - 1, dtype=np.int32)
       batch["inputs"][span] = tokens[:-1]
@@ -87,7 +87,7 @@ class ExampleRows:
 
   def fingerprint(self) -> str:
     """A digest of the examples, their rows and the pad id."""
-    digest = hashlib.blake2b(self._examples.fingerprint().encode(), digest_size=16)
+    digest = hashlib.blake2b(self.examples.fingerprint().encode(), digest_size=16)
     digest.update(self._packed.examples.data)
     digest.update(self._packed.offsets.data)
     digest.update(f"{self._length} {self._pad_id}".encode())

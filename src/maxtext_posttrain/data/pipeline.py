@@ -12,6 +12,7 @@ from maxtext_posttrain.data.examples import ConversationTokenizer, load_examples
 from maxtext_posttrain.data.options import DataOptions
 from maxtext_posttrain.data.packing import one_per_row, pack
 from maxtext_posttrain.data.report import DataReport
+from maxtext_posttrain.data.samples import Sample, render_samples
 from maxtext_posttrain.errors import DataError
 
 SYNTHETIC_ROWS = 1024
@@ -101,6 +102,7 @@ def _build(
     process_count=process_count,
     num_epoch=None if options.dataset_type == "synthetic" else options.num_epoch,
     shuffle_seed=options.seed if options.shuffle else None,
+    tokenizer=tokenizer,
     identity={
       "tokenizer": None if tokenizer is None else tokenizer.fingerprint,
       "max_target_length": options.max_target_length,
@@ -150,11 +152,13 @@ class SftDataset:
     process_count: int = 1,
     num_epoch: int | None = None,
     shuffle_seed: int | None = None,
+    tokenizer: ConversationTokenizer | None = None,
     identity: dict[str, Any] | None = None,
   ):
     """Takes the rows, their report, and how to batch, shard, repeat and shuffle them.
 
-    `identity` holds what else must be the same when a saved position is restored.
+    `tokenizer` turns rows back into text for `samples`. `identity` holds what else must be the same when a saved
+    position is restored.
     """
     if batch_size < 1 or not 0 <= process_index < process_count:
       raise ValueError(f"batch_size={batch_size}, process_index={process_index}, process_count={process_count}")
@@ -166,6 +170,7 @@ class SftDataset:
     self.batches_per_epoch = math.ceil(self.rows / global_batch)
     self.total_batches = None if num_epoch is None else math.ceil(self.rows * num_epoch / global_batch)
     self._source = source
+    self._tokenizer = tokenizer
     self._batch_size = batch_size
     self._process_index = process_index
     self._process_count = process_count
@@ -177,6 +182,12 @@ class SftDataset:
       "global batch size": global_batch,
       "data": source.fingerprint(),
     }
+
+  def samples(self, count: int) -> list[Sample]:
+    """The first `count` examples as text, what is trained marked; none where the data are no text."""
+    if self._tokenizer is None or not isinstance(self._source, ExampleRows):
+      return []
+    return render_samples(self._source.examples, self._tokenizer, count)
 
   def iterator(self) -> BatchIterator:
     """A new iterator at the first batch."""
