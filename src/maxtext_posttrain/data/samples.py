@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from dataclasses import dataclass
 
 from maxtext_posttrain.data.examples import ConversationTokenizer, Example, Examples
@@ -54,10 +53,17 @@ def render_sample(example: Example, tokenizer: ConversationTokenizer) -> Sample:
   for trained, group in itertools.groupby(marks):
     end += len(list(group))
     text = tokenizer.decode(ids[:end])
-    shared = os.path.commonprefix([before, text])
-    if spans and len(shared) < len(before):
-      unfinished = len(before) - len(shared)
-      spans[-1] = Span(spans[-1].text[:-unfinished], spans[-1].trained)
-    spans.append(Span(text[len(shared) :], trained))
+    shared = _shared_length(before, text)
+    if shared < len(before):
+      spans[-1] = Span(spans[-1].text[: shared - len(before)], spans[-1].trained)
+    spans.append(Span(text[shared:], trained))
     before = text
   return Sample(spans, len(example.tokens), int(example.trained.sum()), len(ids))
+
+
+def _shared_length(left: str, right: str) -> int:
+  """Characters that both texts begin with."""
+  return next(
+    (index for index, (one, other) in enumerate(zip(left, right, strict=False)) if one != other),
+    min(len(left), len(right)),
+  )

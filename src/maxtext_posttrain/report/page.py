@@ -150,7 +150,6 @@ def _plotting_library() -> str:
 
 def _policy(*scripts: str) -> str:
   """A content security policy under which only these scripts run and nothing is fetched."""
-  hashes = " ".join(
-    f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'" for script in scripts
-  )
+  digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+  hashes = " ".join(f"'sha256-{digest}'" for digest in digests)
   return f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +98,7 @@ class RunRecord(BaseModel):
     try:
       if not path.exists():
         return None
-      if os.stat(path).st_size > _LARGEST_BYTES:
+      if path.stat().st_size > _LARGEST_BYTES:
         raise ReportError(f"{path}: is larger than {_LARGEST_BYTES >> 20} MiB, which no run writes; move it away")
       record = cls.model_validate_json(path.read_bytes())
     except OSError as error:
