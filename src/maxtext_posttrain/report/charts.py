@@ -135,10 +135,6 @@ def thin(curve: Curve, most: int = MOST_POINTS) -> tuple[list[int], list[float |
   kept: list[int] = []
   for stretch in range(stretches):
     indices = range(stretch * count // stretches, (stretch + 1) * count // stretches)
-    numbers = [index for index in indices if curve.values[index] is not None]
-    if not numbers:
-      kept.append(indices[0])
-      continue
-    ends = {min(numbers, key=curve.values.__getitem__), max(numbers, key=curve.values.__getitem__)}
-    kept.extend(sorted(ends))
+    numbers = [(value, index) for index in indices if (value := curve.values[index]) is not None]
+    kept.extend(sorted({min(numbers)[1], max(numbers)[1]}) if numbers else indices[:1])
   return [curve.steps[index] for index in kept], [curve.values[index] for index in kept]

@@ -1,13 +1,13 @@
 "use strict";
 
-const panels = JSON.parse(document.getElementById("data").textContent);
+const panels = JSON.parse(document.getElementById("plots-data").textContent);
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 const COLOURS = 8;
 const DASHES = ["solid", "dash", "dot"];
 
 /** Unpacks the plotting library that lies in the page, and runs it. */
 async function loadLibrary() {
-  const packed = atob(document.getElementById("library").textContent);
+  const packed = atob(document.getElementById("plots-library").textContent);
   const bytes = Uint8Array.from(packed, (character) => character.charCodeAt(0));
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
   const script = document.createElement("script");
