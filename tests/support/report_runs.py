@@ -11,9 +11,7 @@ from maxtext_posttrain.data.report import BadRows, DataReport
 from maxtext_posttrain.data.samples import Sample, Span
 from maxtext_posttrain.report.run_file import ConfigValue, Part, RunRecord
 
-HOSTILE = (
-  "</script><script>document.title='pwned'</script><img src=x onerror=\"document.title='pwned'\">{{ 7 * 7 }}&amp;"
-)
+HOSTILE = "</script><script>document.title='pwned'</script><img src=x onerror=\"document.title='no'\">{{ 7 * 7 }}&"
 
 
 def train_metrics(steps: int, *, loss: float = 3.0) -> list[dict[str, Any]]:

@@ -40,7 +40,7 @@ PANELS = (
     (Series("train", "loss", "training"), Series("eval", "loss", "held out", marked=True)),
     can_be_log=True,
   ),
-  Panel("Learning rate", "learning rate", (Series("train", "learning_rate", "learning rate"),), can_be_log=True),
+  Panel("Learning rate", "of the schedule", (Series("train", "learning_rate", "learning rate"),), can_be_log=True),
   Panel("Gradient norm", "global norm before clipping", (Series("train", "grad_norm", "norm"),), can_be_log=True),
   Panel("Throughput", "tokens per second", (Series("train", "tokens_per_second", "tokens per second"),)),
   Panel(
