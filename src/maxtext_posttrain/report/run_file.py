@@ -50,6 +50,7 @@ class RunRecord(BaseModel):
     trainer: its command, as `sft`.
     name: `run_name`.
     directory: the run's folder.
+    working_directory: what relative paths in the configuration are relative to.
     total_steps: the step at which it is to end.
     config_file: the YAML it was started with.
     config: every key.
@@ -67,6 +68,7 @@ class RunRecord(BaseModel):
   trainer: str
   name: str
   directory: str
+  working_directory: str
   total_steps: int
   config_file: str
   config: dict[str, ConfigValue] = Field(default_factory=dict)

@@ -122,6 +122,7 @@ def _record(session: Session, completed: int) -> RunRecord:
     trainer=session.objective.name,
     name=mt.run_name,
     directory=str(folder.absolute()),
+    working_directory=str(Path.cwd()),
     total_steps=mt.steps,
     config_file=str(Path(config.path).absolute()),
     config={

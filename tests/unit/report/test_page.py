@@ -203,8 +203,12 @@ def test_figures_by_hand(tmp_path: Path):
 
 
 def test_commands_to_go_on(tmp_path: Path):
-  folder = make_run(tmp_path / "my run", config={"learning_rate": "1e-3"}, checkpoints={4: 1})
-  found = {command.title: shlex.split(command.text) for command in next_commands(RunFolder.read(folder), AVAILABLE)}
+  folder = make_run(
+    tmp_path / "my run", config={"learning_rate": "1e-3", "hf_access_token": '"***"'}, checkpoints={4: 1}
+  )
+  commands = next_commands(RunFolder.read(folder), AVAILABLE)
+  assert "Give hf_access_token again" in commands[0].note
+  found = {command.title: shlex.split(command.text) for command in commands}
   assert found["Resume it"] == [
     "posttrain",
     "sft",
