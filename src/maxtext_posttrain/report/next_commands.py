@@ -67,9 +67,7 @@ def _resume(run: RunFolder, record: RunRecord) -> NextCommand:
   if run.last_step >= record.total_steps:
     words = [word for word in words if not word.startswith("steps=")]
     words.append(f"steps={record.total_steps + _MORE_STEPS}")
-    notes.append(
-      f"It has made the {record.total_steps:,} steps it was asked for: it goes on where steps is above that."
-    )
+    notes.append(f"It has made the {record.total_steps:,} steps it was asked for: raise steps for it to go on.")
   return NextCommand("Resume it", shlex.join(["posttrain", record.trainer, *words]), " ".join(notes))
 
 

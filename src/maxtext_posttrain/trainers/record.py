@@ -17,6 +17,7 @@ from maxtext_posttrain import __version__, commands
 from maxtext_posttrain.checkpointing.manager import checkpointing_enabled
 from maxtext_posttrain.config import shown_values
 from maxtext_posttrain.config.schema import SECRET_KEYS
+from maxtext_posttrain.errors import ReportError
 from maxtext_posttrain.report import Logger, Reporter
 from maxtext_posttrain.report.figures import duration, readable_bytes
 from maxtext_posttrain.report.page import PAGE, write_page
@@ -110,7 +111,11 @@ def _now() -> str:
 def _record(session: Session, completed: int) -> RunRecord:
   config, mt, datasets = session.config, session.maxtext, session.datasets
   folder = session.run_directory
-  before = RunRecord.read(folder) if completed else None
+  before = None
+  if completed:
+    # What went before is told where it can be; a broken record is replaced.
+    with contextlib.suppress(ReportError):
+      before = RunRecord.read(folder)
   data = {"training": datasets.train.report}
   if datasets.evaluation is not None:
     data["held out"] = datasets.evaluation.report
