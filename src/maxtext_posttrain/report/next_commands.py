@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
+from maxtext_posttrain.config.saved import RUN_CONFIG
 from maxtext_posttrain.config.schema import SECRET_KEYS
 from maxtext_posttrain.handback import PRETRAINING_MODULE, pretraining_arguments
 from maxtext_posttrain.report.run_file import RunRecord
@@ -55,15 +56,12 @@ def next_commands(run: RunFolder, available: Collection[str]) -> list[NextComman
 
 
 def _resume(run: RunFolder, record: RunRecord) -> NextCommand:
-  notes: list[str] = []
-  saved = run.path / "config.yml"
-  if saved.is_file():
-    words = [f"{record.directory}/config.yml"]
+  notes = [f"Give {key} again: it is written nowhere." for key in record.config if key in SECRET_KEYS & record.chosen]
+  if (run.path / RUN_CONFIG).is_file():
+    words = [f"{record.directory}/{RUN_CONFIG}"]
   else:
-    given = [key for key, entry in record.config.items() if entry.source == "command line"]
-    words = [record.config_file, *(f"{key}={record.config[key].value}" for key in given if key not in SECRET_KEYS)]
-    secret = [key for key in given if key in SECRET_KEYS]
-    notes += [f"Give {key} again: it is written nowhere." for key in secret]
+    given = {key: entry.value for key, entry in record.config.items() if entry.source == "command line"}
+    words = [record.config_file, *(f"{key}={value}" for key, value in given.items() if key not in SECRET_KEYS)]
   if run.last_step >= record.total_steps:
     words = [word for word in words if not word.startswith("steps=")]
     words.append(f"steps={record.total_steps + _MORE_STEPS}")

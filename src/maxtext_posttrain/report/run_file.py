@@ -79,6 +79,11 @@ class RunRecord(BaseModel):
   checkpoints: str | None = None
   parts: list[Part] = Field(default_factory=list)
 
+  @property
+  def chosen(self) -> frozenset[str]:
+    """The keys that have more than a default."""
+    return frozenset(key for key, entry in self.config.items() if entry.chosen)
+
   def write(self, folder: Path) -> None:
     """Writes the record into a run's folder.
 

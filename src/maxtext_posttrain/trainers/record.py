@@ -131,7 +131,7 @@ def _record(session: Session, completed: int) -> RunRecord:
     total_steps=mt.steps,
     config_file=str(Path(config.path).absolute()),
     config={
-      key: ConfigValue(value=value, source=config.sources[key], chosen=key in config.chosen)
+      key: ConfigValue(value=value, source=config.sources[key], chosen=key in config.beyond_defaults)
       for key, value in shown_values(config).items()
     },
     maxtext_overrides={key: value for key, value in overrides.items() if key not in SECRET_KEYS},

@@ -38,18 +38,18 @@ function layout(panel, log) {
   return {
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", hovermode: "x unified",
     font: { color: colour("text"), family: "inherit", size: 12 },
-    margin: { l: 48, r: 8, t: 8, b: 36 },
+    margin: { l: 48, r: 8, t: 30, b: 36 },
     xaxis: { ...axis, title: { text: "step", standoff: 4 }, hoverformat: ",d" },
     yaxis: { ...axis, type: log ? "log" : "linear", exponentformat: "power" },
     hoverlabel: { bgcolor: colour("card"), bordercolor: colour("line"), font: { color: colour("text") } },
     modebar: { bgcolor: "rgba(0,0,0,0)", color: colour("line"), activecolor: colour("faint") },
     showlegend: panel.traces.length > 1,
-    legend: { orientation: "h", x: 0, y: 1, yanchor: "bottom" },
+    legend: { orientation: "h", x: 0, y: -0.22, yanchor: "top" },
   };
 }
 
 const OPTIONS = {
-  responsive: true, displaylogo: false,
+  displaylogo: false,
   modeBarButtons: [["zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d", "toImage"]],
 };
 
@@ -65,6 +65,8 @@ const drawAll = () => Promise.all(panels.map((_, index) => draw(index)));
   if (!panels.length) return;
   await loadLibrary();
   await drawAll();
+  const resized = new ResizeObserver((changes) => changes.forEach((change) => Plotly.Plots.resize(change.target)));
+  document.querySelectorAll(".plot").forEach((plot) => resized.observe(plot));
   document.documentElement.dataset.drawn = String(panels.length);
   document.querySelectorAll("[data-log]").forEach((box) => box.addEventListener("change", () => draw(box.dataset.log)));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
