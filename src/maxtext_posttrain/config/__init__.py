@@ -20,11 +20,16 @@ from maxtext_posttrain.config.schema import OUR_KEYS, OwnKey, Schema
 from maxtext_posttrain.config.view import Config, Group, describe_config, shown_values
 from maxtext_posttrain.errors import ConfigError
 
-<<<<<<< HEAD
-__all__ = ["OUR_KEYS", "Config", "Group", "OwnKey", "describe_config", "load_config", "shown_values"]
-=======
-__all__ = ["OUR_KEYS", "Config", "Group", "OwnKey", "describe_config", "load_config", "load_model_config"]
->>>>>>> main
+__all__ = [
+  "OUR_KEYS",
+  "Config",
+  "Group",
+  "OwnKey",
+  "describe_config",
+  "load_config",
+  "load_model_config",
+  "shown_values",
+]
 
 
 def load_config(argv: Sequence[str], *, trainer: str = "sft", environ: Mapping[str, str] | None = None) -> Config:

@@ -62,7 +62,7 @@ def test_metrics_are_in_its_file(offline: Path):
       if record.WhichOneof("record_type") == "run":
         runs.append(record.run)
   assert [row for row in history if "train/loss" in row] == [
-    {"step": "1", "train/loss": "1.0"},
+    {"step": "1", "train/loss": "1"},
     {"step": "2", "train/loss": "0.5"},
     {"step": "3", "train/loss": "0.3333333333333333"},
     {"step": "4", "train/loss": "0.25"},
