@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
@@ -39,7 +40,7 @@ class Opened:
   Attributes:
     dom: its document.
     console: what it wrote to the console, errors included.
-    requests: the addresses it asked for.
+    requests: the addresses it asked for; what the browser asks for on its own account is left out.
   """
 
   dom: str
@@ -66,8 +67,12 @@ def open_page(path: Path, *, size: str = "1200,1000") -> Opened:
   return Opened(done.stdout, console, requests)
 
 
-def _requests(net_log: dict) -> Iterator[str]:
-  for event in net_log["events"]:
-    address = event.get("params", {}).get("url")
-    if isinstance(address, str) and re.match(r"(https?|wss?|ftp):", address):
+def _requests(net_log: dict[str, Any]) -> Iterator[str]:
+  """Each address of the net log that a page asked for: the browser's own requests have no origin as initiator."""
+  for address in dict.fromkeys(
+    params["url"]
+    for event in net_log["events"]
+    if "url" in (params := event.get("params", {})) and params.get("initiator", "not an origin") != "not an origin"
+  ):
+    if re.match(r"(https?|wss?|ftp):", address):
       yield address

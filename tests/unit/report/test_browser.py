@@ -39,9 +39,9 @@ def _page(path: Path, *folders: Path) -> Path:
 
 
 def _vertices(dom: str) -> list[list[int]]:
-  """For each plot, the points of each of its lines."""
+  """For each plot, the points of each of its lines; a legend's lines are drawn by another command, h."""
   figures = re.findall(r'<div class="plot[^>]*id="plot-\d+".*?</figure>', dom, re.DOTALL)
-  lines = [re.findall(r'<path class="js-line"[^>]* d="([^"]*)"', figure) for figure in figures]
+  lines = [re.findall(r'<path class="js-line"[^>]* d="([^h"]*)"', figure) for figure in figures]
   return [[len(re.findall(r"[ML]", line)) for line in figure] for figure in lines]
 
 
@@ -56,6 +56,13 @@ def test_curves_are_drawn_and_hostile_text_stays_text(tmp_path: Path):
   (title,) = re.findall(r"<title>(.*?)</title>", opened.dom)
   assert html.unescape(title) == f"{HOSTILE} · post-training report"
   assert "<img src=" not in opened.dom
+
+
+def test_what_a_page_fetches_would_be_seen(tmp_path: Path):
+  (tmp_path / "page.html").write_text("<!doctype html><img src='http://example.invalid/a.png'><script>oops()</script>")
+  opened = open_page(tmp_path / "page.html")
+  assert opened.requests == ["http://example.invalid/a.png"]
+  assert "oops is not defined" in "".join(opened.console)
 
 
 def test_two_runs_on_a_narrow_screen(tmp_path: Path):
