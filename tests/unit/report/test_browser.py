@@ -20,6 +20,8 @@ _PROBE = """\
 addEventListener("load", async () => {
   const root = document.documentElement;
   while (!root.dataset.drawn) await new Promise((done) => setTimeout(done, 50));
+  const tooWide = (plot) => plot.querySelector(".main-svg").getBoundingClientRect().width > plot.clientWidth;
+  root.dataset.cut = [...document.querySelectorAll(".plot")].filter(tooWide).length;
   root.dataset.overflow = root.scrollWidth - root.clientWidth;
   const box = document.querySelector("[data-log]");
   box.click();
@@ -76,6 +78,7 @@ def test_two_runs_on_a_narrow_screen(tmp_path: Path):
   assert opened.console == []
   assert _vertices(opened.dom)[0] == [20, 2, 29, 2]
   assert 'data-overflow="0"' in opened.dom
+  assert 'data-cut="0"' in opened.dom
   assert 'data-axis="log"' in opened.dom
   (hover,) = re.findall(r'data-hover="([^"]*)"', opened.dom)
   assert re.fullmatch(r"a, training\s*:?\s*1", hover)  # A loss of 3 at the third step is 3 / 3.
