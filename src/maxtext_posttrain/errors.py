@@ -47,3 +47,7 @@ class CheckpointError(PostTrainError):
 
 class TrainingError(PostTrainError):
   """Training itself failed, for example on a gradient that is not finite."""
+
+
+class ReportError(PostTrainError):
+  """A report's page can't be made of what a run left, or can't be written."""

@@ -34,4 +34,5 @@ TOOLS: dict[str, Command] = {
   "inspect": Command("what a checkpoint is, and whether pre-training can go on from it", "inspect_checkpoint"),
   "convert": Command("a checkpoint in Tunix's layout into one that pre-training resumes from", "convert_checkpoint"),
   "diff": Command("in which leaves two checkpoints differ, and by how much", "diff_checkpoints"),
+  "report": Command("the page of a run, or of several compared", "report"),
 }
