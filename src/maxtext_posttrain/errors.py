@@ -47,3 +47,7 @@ class CheckpointError(PostTrainError):
 
 class TrainingError(PostTrainError):
   """Training itself failed, for example on a gradient that is not finite."""
+
+
+class ModelError(PostTrainError):
+  """A model's files could not be read, recognised, converted or written."""

@@ -30,4 +30,6 @@ class Command:
 
 
 TRAINERS = {"sft": Command("supervised fine-tuning on chat data", "sft")}
-TOOLS: dict[str, Command] = {}
+TOOLS: dict[str, Command] = {
+  "import": Command("HuggingFace or GGUF weights into MaxText's items", "import_model"),
+}
