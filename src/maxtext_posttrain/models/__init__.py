@@ -1,1 +1,1 @@
-"""Weights of known families in and out: HuggingFace folders and GGUF files to MaxText's items, and back."""
+"""Models on disk: where their weights and configuration lie, a live model of the two, and others' formats in and out."""
