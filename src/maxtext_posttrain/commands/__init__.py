@@ -32,4 +32,5 @@ class Command:
 TRAINERS = {"sft": Command("supervised fine-tuning on chat data", "sft")}
 TOOLS: dict[str, Command] = {
   "import": Command("HuggingFace or GGUF weights into MaxText's items", "import_model"),
+  "export": Command("MaxText's items as a HuggingFace folder", "export_model"),
 }

@@ -1,1 +1,1 @@
-"""Models on disk: where their weights and configuration lie, a live model of the two, and others' formats in and out."""
+"""Models on disk: where weights and configuration lie, a live model of the two, other formats in and out."""

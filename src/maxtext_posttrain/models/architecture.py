@@ -177,7 +177,7 @@ def from_huggingface(config: Mapping[str, Any], where: str = "config.json") -> A
     raise values.fail(f"head_dim {head} is odd: rotary embeddings turn pairs")
   _check_variants(family, values)
   notes: list[str] = []
-  rope = _rope(family, values, notes)
+  rope = _rope(family, values)
   query_scale = head**-0.5
   if family in (GEMMA2, GEMMA3):
     query_scale = (values.number("query_pre_attn_scalar") or 1.0) ** -0.5
@@ -269,7 +269,7 @@ def _gemma3_name(architecture: Architecture, where: str) -> str:
   )
 
 
-def _rope(family: Family, values: _Values, notes: list[str]) -> Rope:
+def _rope(family: Family, values: _Values) -> Rope:
   """From `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before)."""
   parameters = values.get("rope_parameters")
   local_theta: Any = None

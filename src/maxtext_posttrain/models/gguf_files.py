@@ -244,11 +244,7 @@ class GgufFile:
   def shapes(self) -> dict[str, tuple[int, ...]]:
     """Every tensor's shape, by HuggingFace's name where it has one."""
     names = {weight.gguf_name: name for name, weight in self._sources.items()}
-    return {
-      names.get(name, name): tensor.shape
-      for name, tensor in self.tensors.items()
-      if name != _ROPE_FACTORS
-    }
+    return {names.get(name, name): tensor.shape for name, tensor in self.tensors.items() if name != _ROPE_FACTORS}
 
   def read(self, name: str) -> np.ndarray:
     """A tensor as HuggingFace has it, float32.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from tokenizers import Regex as Pattern
 
 from maxtext_posttrain.errors import ModelError
+from maxtext_posttrain.models.safetensors_files import write_json
 
 _CONTROL, _USER_DEFINED = 3, 4
 _SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
@@ -107,9 +107,9 @@ def write_tokenizer(metadata: Mapping[str, Any], folder: Path, where: str) -> st
   template = metadata.get("tokenizer.chat_template")
   if isinstance(template, str):
     config["chat_template"] = template
-  _write_json(folder / "tokenizer_config.json", config)
+  write_json(folder / "tokenizer_config.json", config)
   ids = {f"{key}_id": vocabulary[token] for key, token in special.items() if key != "unk_token"}
-  _write_json(folder / "generation_config.json", ids)
+  write_json(folder / "generation_config.json", ids)
   return None
 
 
@@ -123,7 +123,3 @@ def _special_tokens(metadata: Mapping[str, Any], tokens: list[str], where: str) 
       raise ModelError(f"{where}: its tokenizer's {name} token {index} is not among its {len(tokens)} tokens")
     special[key] = tokens[index]
   return special
-
-
-def _write_json(path: Path, value: Any) -> None:
-  path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

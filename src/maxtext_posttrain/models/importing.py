@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
-import os
-import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import yaml
 
+from maxtext_posttrain.config.saved import MODEL_CONFIG
 from maxtext_posttrain.errors import ModelError
 from maxtext_posttrain.models import architecture as architectures
 from maxtext_posttrain.models.architecture import Architecture
 from maxtext_posttrain.models.families import EMBEDDING, GEMMA2, GEMMA3, HEAD
+from maxtext_posttrain.models.new_folder import new_folder
+from maxtext_posttrain.models.safetensors_files import DTYPES
 from maxtext_posttrain.models.tensor_source import TensorSource, check_tensors, open_source, tokenizer_size
 from maxtext_posttrain.models.weights import Weight, list_weights, to_maxtext
 
 SCAN_AXIS = 1
 """MaxText's `param_scan_axis`, which its base.yml sets to 1."""
 
-DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
-MODEL_FILE = "model.yml"
 TOKENIZER_FOLDER = "tokenizer"
 
 
@@ -70,13 +67,13 @@ def import_model(
   if untie:
     architecture = _untied(architecture)
   weights = list_weights(architecture.family, architecture.dimensions, scan_layers=scan_layers)
-  tensors = model.tensors(weights)
+  tensors = model.tensors()
   tied_source = untie and HEAD not in tensors.shapes()
   needed = [weight for weight in weights if not (tied_source and weight.name == HEAD)]
   check_tensors(tensors, needed, architecture.family.name, tied=architecture.dimensions.tied)
   _check_tied_head(tensors, architecture)
   count = sum(math.prod(weight.shape) for weight in weights)
-  with _new_folder(target, count * DTYPES[dtype].itemsize) as folder:
+  with new_folder(target, count * DTYPES[dtype].itemsize) as folder:
     tokenizer = folder / TOKENIZER_FOLDER
     tokenizer.mkdir()
     missing = model.write_tokenizer(tokenizer)
@@ -87,7 +84,7 @@ def import_model(
         " not belong together"
       )
     keys = _keys(architecture, target, tokenizer, scan_layers=scan_layers, dtype=dtype)
-    (folder / MODEL_FILE).write_text(_model_file(architecture, model.where, keys), encoding="utf-8")
+    (folder / MODEL_CONFIG).write_text(_model_file(architecture, model.where, keys), encoding="utf-8")
     if not any(tokenizer.iterdir()):
       tokenizer.rmdir()
     parameters = fill_parameters(tensors, weights, architecture, DTYPES[dtype], tied_head=tied_source)
@@ -142,26 +139,6 @@ def fill_parameters(
   return parameters
 
 
-@contextlib.contextmanager
-def _new_folder(target: Path, size: int) -> Iterator[Path]:
-  """A folder under a temporary name that becomes `target` if all goes well, and is removed otherwise."""
-  temporary = target.parent / f".{target.name}.partial-{os.getpid()}"
-  try:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(target.parent).free
-    if size > free:
-      raise ModelError(f"{target.parent}: {size} bytes are needed and {free} are free; make room or name another place")
-    temporary.mkdir()
-    try:
-      yield temporary
-      temporary.rename(target)
-    except BaseException:
-      shutil.rmtree(temporary, ignore_errors=True)
-      raise
-  except OSError as error:
-    raise ModelError(f"{target} cannot be written: {error.strerror or error}") from error
-
-
 def _keys(
   architecture: Architecture, target: Path, tokenizer: Path, *, scan_layers: bool, dtype: str
 ) -> dict[str, Any]:
@@ -175,6 +152,7 @@ def _keys(
     if "tokenizer_type" in keys and (tokenizer / name).is_file():
       keys["chat_template"] = str(target / TOKENIZER_FOLDER / name)
       break
+  keys.setdefault("tokenizer_path", "")
   keys["load_parameters_path"] = str(target / "0" / "items")
   return keys
 

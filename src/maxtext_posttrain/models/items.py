@@ -43,7 +43,7 @@ def write_items(step_folder: Path, parameters: Mapping[tuple[str, ...], np.ndarr
     raise ModelError(f"{step_folder.parent} could not be written: {reason(error)}; is there room?") from error
 
 
-def read_parameters(items: str) -> tuple[dict[tuple[str, ...], jax.Array], bool]:
+def read_parameters(items: str) -> tuple[dict[tuple[str, ...], np.ndarray], bool]:
   """The weights of a step in MaxText's layout, by path below `params/params`, as they are stored.
 
   Args:
@@ -78,6 +78,6 @@ def read_parameters(items: str) -> tuple[dict[tuple[str, ...], jax.Array], bool]
     node = loaded
     for key in path:
       node = node[key]
-    parameters[tuple(map(str, path[2:]))] = node
+    parameters[tuple(map(str, path[2:]))] = np.asarray(node)  # A view: the array lies on the host.
   scanned = any(path[1:2] == ("layers",) for path in parameters)
   return parameters, bool(stored.custom_metadata.get("scan_layers", scanned))

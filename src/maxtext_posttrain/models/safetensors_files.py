@@ -24,6 +24,12 @@ INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 _MAX_HEADER = 100_000_000
 _MAX_INDEX = 100_000_000
+DTYPES = {
+  "float32": np.dtype(np.float32),
+  "bfloat16": np.dtype(ml_dtypes.bfloat16),
+  "float16": np.dtype(np.float16),
+}
+"""Types that weights are written in, by the name config.json gives them."""
 _DTYPES: Mapping[str, np.dtype] = {
   "F64": np.dtype(np.float64),
   "F32": np.dtype(np.float32),
@@ -92,6 +98,11 @@ def parse_json(raw: bytes, where: str) -> dict[str, Any]:
   if not isinstance(value, dict):
     raise ModelError(f"{where} is no JSON object")
   return value
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+  """Writes a JSON object as HuggingFace's files have it."""
+  path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _entry(path: Path, name: str, fields: Any, data: int, size: int) -> TensorEntry:
@@ -189,9 +200,7 @@ class PlannedTensor:
   shape: tuple[int, ...]
 
 
-def plan_shards(
-  tensors: Sequence[PlannedTensor], dtype: np.dtype, limit: int
-) -> list[tuple[str, list[PlannedTensor]]]:
+def plan_shards(tensors: Sequence[PlannedTensor], dtype: np.dtype, limit: int) -> list[tuple[str, list[PlannedTensor]]]:
   """Which tensors go into which file: one file, or several of at most `limit` bytes (or one larger tensor) each."""
   shards: list[list[PlannedTensor]] = [[]]
   filled = 0
@@ -239,5 +248,5 @@ def write_shards(
   if len(shards) > 1:
     weight_map = {tensor.name: file_name for file_name, planned in shards for tensor in planned}
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    (folder / INDEX_NAME).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    write_json(folder / INDEX_NAME, index)
   return total

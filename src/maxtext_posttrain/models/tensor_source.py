@@ -10,9 +10,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from maxtext_posttrain.errors import ModelError
+from maxtext_posttrain.models.architecture import from_huggingface
 from maxtext_posttrain.models.families import HEAD
 from maxtext_posttrain.models.safetensors_files import SafetensorsFolder, parse_json
-from maxtext_posttrain.models.weights import Weight
+from maxtext_posttrain.models.weights import Weight, list_weights
 
 _MAX_CONFIG = 16_000_000
 _MAX_TOKENIZER = 512_000_000
@@ -57,8 +58,8 @@ class Source(Protocol):
     """What config.json says, or would."""
     ...
 
-  def tensors(self, weights: Sequence[Weight]) -> TensorSource:
-    """Its tensors; `weights` are those that will be asked for."""
+  def tensors(self) -> TensorSource:
+    """Its tensors."""
     ...
 
   def write_tokenizer(self, folder: Path) -> str | None:
@@ -81,7 +82,7 @@ class HuggingFaceFolder:
     """
     return read_json(self._folder / "config.json", _MAX_CONFIG)
 
-  def tensors(self, weights: Sequence[Weight]) -> TensorSource:
+  def tensors(self) -> TensorSource:
     """The folder's safetensors."""
     return SafetensorsFolder(self._folder)
 
@@ -108,9 +109,10 @@ class GgufSource:
     """The metadata as config.json would have them."""
     return self._file.huggingface_config()
 
-  def tensors(self, weights: Sequence[Weight]) -> TensorSource:
+  def tensors(self) -> TensorSource:
     """The file's tensors, dequantized when they are read."""
-    self._file.bind(list(weights))
+    architecture = from_huggingface(self.config(), self.where)
+    self._file.bind(list_weights(architecture.family, architecture.dimensions, scan_layers=False))
     return self._file
 
   def write_tokenizer(self, folder: Path) -> str | None:
