@@ -12,14 +12,15 @@ from maxtext_posttrain.models.families import FAMILIES, GEMMA2, GEMMA3, LLAMA, M
 from maxtext_posttrain.models.weights import Dimensions
 
 MAXTEXT_ROPE_FACTOR = 8
-"""The factor of Llama 3's rope scaling that MaxText 0.2.5 computes, whatever it is told."""
+"""The factor of Llama 3's rope scaling that MaxText 0.2.5 has built in; this package's models take another."""
 
 _LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 _MAX_SIZE = 1 << 31
 _MAX_LAYERS = 4096
 _GEMMA_EPSILON = 1e-6
+_UNSET_ROPE_FACTOR = 40
 _UNSET_POSITIONS = 163840
-"""MaxText's default of a key that it reads for YaRN alone."""
+"""MaxText's defaults of keys that it reads for YaRN alone."""
 _GEMMA2_27B = (4608, 32)
 """emb_dim and heads of the one Gemma 2 whose attention scale is not head_dim's."""
 
@@ -169,6 +170,8 @@ def from_huggingface(config: Mapping[str, Any], where: str = "config.json") -> A
   values = _Values(config, family, where)
   heads, emb = values.size("num_attention_heads"), values.size("hidden_size")
   kv_heads = values.size("num_key_value_heads", default=heads)
+  if not isinstance(values.get("tie_word_embeddings"), bool):
+    raise values.fail(f"tie_word_embeddings is {values.get('tie_word_embeddings')!r}: true or false is needed")
   head = values.size("head_dim", default=emb // heads)
   layers = values.size("num_hidden_layers", limit=_MAX_LAYERS)
   if heads % kv_heads:
@@ -201,7 +204,12 @@ def from_huggingface(config: Mapping[str, Any], where: str = "config.json") -> A
   )
   if family in (GEMMA2, GEMMA3):
     architecture = _gemma(architecture, values)
-  elif family is MISTRAL and values.get("sliding_window"):
+  if rope.scaling == "llama3" and rope.factor != MAXTEXT_ROPE_FACTOR:
+    notes.append(
+      f"rope_factor is {rope.factor:g} here; MaxText's own pre-training has {MAXTEXT_ROPE_FACTOR} built in and does not"
+      " read it"
+    )
+  if family is MISTRAL and values.get("sliding_window"):
     window = values.size("sliding_window")
     notes.append(f"MaxText's Mistral attends to all earlier tokens: results agree up to {window} tokens")
   return dataclasses.replace(architecture, notes=tuple(notes))
@@ -299,8 +307,8 @@ def _rope(family: Family, values: _Values) -> Rope:
     for key, wanted in _LLAMA3_ROPE.items():
       if scaling.get(key, wanted) != wanted:
         raise values.fail(f"rope_scaling {key} is {scaling[key]!r}: MaxText computes {wanted}")
-    if factor != MAXTEXT_ROPE_FACTOR:
-      raise values.fail(f"rope_scaling factor is {factor!r}: MaxText computes {MAXTEXT_ROPE_FACTOR}")
+    if factor != int(factor) or factor == _UNSET_ROPE_FACTOR:
+      raise values.fail(f"rope_scaling factor is {factor!r}: MaxText takes a whole number other than 40")
     return Rope(theta, local_theta, "llama3", float(factor))
   raise values.fail(f"rope_scaling {kind!r}: MaxText's {family.name} has none of that kind")
 
@@ -336,6 +344,8 @@ def maxtext_keys(architecture: Architecture) -> dict[str, Any]:
   }
   if architecture.max_positions:
     keys["max_position_embeddings"] = architecture.max_positions
+  if rope.scaling == "llama3" and rope.factor != MAXTEXT_ROPE_FACTOR:
+    keys["rope_factor"] = int(rope.factor)
   if rope.scaling == "linear" or family is GEMMA3:
     keys["rope_linear_scaling_factor"] = rope.factor
   if family is QWEN2:
@@ -384,7 +394,9 @@ def from_maxtext(config: Any, where: str = "the configuration") -> Architecture:
     scalar = emb // heads
   rope = Rope(int(value("rope_max_timescale")))
   if scaled:
-    rope = dataclasses.replace(rope, scaling="llama3", factor=float(MAXTEXT_ROPE_FACTOR))
+    factor = value("rope_factor", _UNSET_ROPE_FACTOR)
+    factor = MAXTEXT_ROPE_FACTOR if factor == _UNSET_ROPE_FACTOR else factor
+    rope = dataclasses.replace(rope, scaling="llama3", factor=float(factor))
   elif linear != 1.0:
     rope = dataclasses.replace(rope, scaling="linear", factor=linear)
   if family is GEMMA3:

@@ -152,7 +152,10 @@ def _keys(
     if "tokenizer_type" in keys and (tokenizer / name).is_file():
       keys["chat_template"] = str(target / TOKENIZER_FOLDER / name)
       break
-  keys.setdefault("tokenizer_path", "")
+  if "tokenizer_type" in keys:
+    keys["dataset_type"] = "hf"  # MaxText's default, synthetic data, has no use for a tokenizer.
+  else:
+    keys["tokenizer_path"] = ""
   keys["load_parameters_path"] = str(target / "0" / "items")
   return keys
 

@@ -37,7 +37,9 @@ def write_items(step_folder: Path, parameters: Mapping[tuple[str, ...], np.ndarr
   items = {"params": {"params": tree}, "step": np.asarray(0, np.int32)}
   maxtext_api.quiet_logs(show=False)
   try:
-    with maxtext_api.build_orbax_context(use_ocdbt=True, use_zarr3=True):
+    context = maxtext_api.build_orbax_context(use_ocdbt=True, use_zarr3=True)
+    context.memory.deepcopy_host_arrays = False  # Nothing changes them until the save is done.
+    with context:
       ocp.save_checkpointables(step_folder, {ITEMS: items}, custom_metadata={"scan_layers": scan_layers})
   except (OSError, ValueError, RuntimeError) as error:
     raise ModelError(f"{step_folder.parent} could not be written: {reason(error)}; is there room?") from error
