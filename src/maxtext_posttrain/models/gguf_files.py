@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import mmap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,8 @@ _SCALARS: Mapping[int, np.dtype] = {
   11: np.dtype("<i8"),
   12: np.dtype("<f8"),
 }
+_LAYERS_OF_27B = {GEMMA2.name: 46, GEMMA3.name: 62}
+"""The sizes of Gemma whose attention scale is not head_dim's; GGUF does not say, llama.cpp goes by the layers."""
 _ROPE_FACTORS = "rope_freqs.weight"
 
 
@@ -143,6 +145,7 @@ class GgufFile:
       known = ", ".join(sorted({family.gguf_architecture for family in FAMILIES}))
       raise ModelError(f"{path}: architecture {architecture!r} is not known; known are {known}")
     self._sources: dict[str, Weight] = {}
+    self._head_dim = 0
 
   def _read_tensors(self, cursor: _Cursor, count: int, size: int) -> dict[str, GgufTensor]:
     infos: list[tuple[str, tuple[int, ...], int, int]] = []
@@ -231,15 +234,18 @@ class GgufFile:
     if family in (GEMMA2, GEMMA3):
       config["sliding_window"] = value("attention.sliding_window")
       config["query_pre_attn_scalar"] = config.get("head_dim")
+      if config["num_hidden_layers"] == _LAYERS_OF_27B[family.name]:
+        config["query_pre_attn_scalar"] = config["hidden_size"] // config["num_attention_heads"]
       config["tie_word_embeddings"] = True
     if family is GEMMA2:
       config["final_logit_softcapping"] = value("final_logit_softcapping", 30.0)
       config["attn_logit_softcapping"] = value("attn_logit_softcapping", 50.0)
     return config
 
-  def bind(self, weights: list[Weight]) -> None:
-    """Says which tensors `shapes` and `read` are asked for by HuggingFace's names."""
+  def bind(self, weights: Sequence[Weight], head_dim: int) -> None:
+    """Says which tensors `shapes` and `read` are asked for by HuggingFace's names, and how wide a head is."""
     self._sources = {weight.name: weight for weight in weights}
+    self._head_dim = head_dim
 
   def shapes(self) -> dict[str, tuple[int, ...]]:
     """Every tensor's shape, by HuggingFace's name where it has one."""
@@ -260,8 +266,7 @@ class GgufFile:
       array = array - np.float32(weight.rule.offset)
     if weight.rule.rotary and self._family is LLAMA:
       # llama.cpp turns neighbours; its files hold Llama's heads in that order.
-      width = self.huggingface_config()["head_dim"]
-      pairs = array.reshape(-1, width // 2, 2, *array.shape[1:])
+      pairs = array.reshape(-1, self._head_dim // 2, 2, *array.shape[1:])
       array = pairs.swapaxes(1, 2).reshape(array.shape)
     return array
 

@@ -112,7 +112,8 @@ class GgufSource:
   def tensors(self) -> TensorSource:
     """The file's tensors, dequantized when they are read."""
     architecture = from_huggingface(self.config(), self.where)
-    self._file.bind(list_weights(architecture.family, architecture.dimensions, scan_layers=False))
+    weights = list_weights(architecture.family, architecture.dimensions, scan_layers=False)
+    self._file.bind(weights, architecture.dimensions.head)
     return self._file
 
   def write_tokenizer(self, folder: Path) -> str | None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
+from maxtext_posttrain.config import load_model_config
 from maxtext_posttrain.errors import ModelError
 from maxtext_posttrain.models.architecture import (
   from_huggingface,
@@ -139,3 +140,27 @@ def test_notes_say_where_maxtext_differs() -> None:
   mistral = from_huggingface({**families.config("mistral"), "sliding_window": 4096})
   assert "up to 4096 tokens" in mistral.notes[0]
   assert families.architecture("llama3_1").notes == ()
+
+
+@pytest.mark.parametrize(
+  ("model_name", "architecture", "emb", "layers", "heads", "theta"),
+  [
+    ("llama2-7b", "LlamaForCausalLM", 4096, 32, (32, 32, 128), 10000),
+    ("llama3.1-8b", "LlamaForCausalLM", 4096, 32, (32, 8, 128), 500000),
+    ("mistral-7b", "MistralForCausalLM", 4096, 32, (32, 8, 128), 1000000),
+    ("qwen2.5-7b", "Qwen2ForCausalLM", 3584, 28, (28, 4, 128), 1000000),
+    ("qwen3-0.6b", "Qwen3ForCausalLM", 1024, 28, (16, 8, 128), 1000000),
+    ("gemma2-2b", "Gemma2ForCausalLM", 2304, 26, (8, 4, 256), 10000),
+    ("gemma3-4b", "Gemma3ForCausalLM", 2560, 34, (8, 4, 256), 1000000),
+  ],
+)
+def test_maxtexts_named_models(
+  model_name: str, architecture: str, emb: int, layers: int, heads: tuple[int, int, int], theta: int
+) -> None:
+  """Sizes as the models' authors publish them."""
+  described = from_maxtext(load_model_config(["sft.yml", f"model_name={model_name}", "run_name=x"], environ={}))
+  config = huggingface_config(described, dtype="bfloat16")
+  assert config["architectures"] == [architecture]
+  assert (config["hidden_size"], config["num_hidden_layers"], config["rope_theta"]) == (emb, layers, theta)
+  assert (config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]) == heads
+  assert ("rope_scaling" in config) == (model_name in ("llama3.1-8b", "gemma3-4b"))

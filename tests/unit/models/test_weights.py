@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
 import pytest
 
+from maxtext_posttrain.models.architecture import maxtext_keys
 from maxtext_posttrain.models.families import GEMMA3, LLAMA, QWEN2
 from maxtext_posttrain.models.importing import fill_parameters
 from maxtext_posttrain.models.safetensors_files import SafetensorsFolder
+from maxtext_posttrain.models.streaming import huggingface_weights
 from maxtext_posttrain.models.weights import Dimensions, huggingface_tensors, list_weights, to_huggingface, to_maxtext
 from tests.support import families
 
@@ -49,6 +52,18 @@ def test_there_and_back_gives_the_same_bits(name: str, scan_layers: bool) -> Non
   for tensor, array in want.items():
     assert back[tensor].dtype == array.dtype
     np.testing.assert_array_equal(back[tensor].view(np.uint32), array.view(np.uint32), err_msg=tensor)
+
+
+def test_a_configuration_is_enough_to_stream_weights() -> None:
+  architecture = families.architecture("qwen3")
+  keys = {**maxtext_keys(architecture), "scan_layers": True, "param_scan_axis": 1}
+  weights = list_weights(architecture.family, architecture.dimensions, scan_layers=True)
+  parameters = fill_parameters(SafetensorsFolder(families.FOLDER / "qwen3"), weights, architecture, FLOAT32)
+  streamed = dict(huggingface_weights(parameters, SimpleNamespace(**keys), dtype=np.dtype(ml_dtypes.bfloat16)))
+  want = families.tensors("qwen3")
+  assert streamed.keys() == want.keys()
+  for name, array in streamed.items():
+    np.testing.assert_array_equal(array, want[name].astype(ml_dtypes.bfloat16))
 
 
 def test_linear_and_heads_by_hand() -> None:
