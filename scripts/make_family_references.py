@@ -116,7 +116,7 @@ def randomise(model: torch.nn.Module, config: transformers.PretrainedConfig) -> 
       if "norm" in name:
         parameter.normal_(0.0 if gemma else 1.0, 0.2)
         if gemma:
-          parameter.copy_(torch.round(parameter * 256) / 256)
+          parameter.copy_(torch.round(parameter * 256) / 256 + 0.0)  # Without -0, which 1 + w does not keep.
       else:
         parameter.normal_(0.0, 0.15)
         if "embed_tokens" in name and config.tie_word_embeddings:

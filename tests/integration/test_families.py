@@ -77,27 +77,16 @@ def test_a_family_in_and_out(name: str, scan_layers: bool, tmp_path: Path, capfd
   assert config["architectures"] == families.config(name)["architectures"]
 
   loaded = load_model(find_source(str(imported)), fixed=HERE)
+  items = runs.items(imported / "0")
+  assert items.pop(("step",)) == 0
+  assert {path: (leaf.shape, leaf.dtype) for path, leaf in items.items()} == {
+    ("params", "params", *path): (leaf.shape, leaf.dtype)
+    for path, leaf in layout.flatten_state(nnx.state(loaded.model, nnx.Param)).items()
+  }
   references = families.logits(name)
   computed = forward(loaded, [tokens[0] for tokens, _ in references.values()])
   for logits, (_, reference) in zip(computed, references.values(), strict=True):
     np.testing.assert_allclose(logits, reference[0], atol=1e-4, rtol=0)
-
-
-def test_the_layout_is_pre_trainings(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-  """The tree on disk is that of the weights pre-training would build, shapes and types."""
-  folder = tmp_path / "imported"
-  assert run_cli(["import", str(families.FOLDER / "gemma3"), str(folder), "--dtype", "bfloat16"], capfd).code == 0
-  loaded = load_model(find_source(str(folder)), fixed=HERE)
-  state = maxtext_api.pretraining_state(loaded.maxtext, loaded.mesh).state
-  params, _, _ = maxtext_api.split_for_checkpoint(state)
-  want = {path[1:]: leaf for path, leaf in layout.flatten_state(params).items() if path[0] == "model"}
-  items = runs.items(folder / "0")
-  assert items.pop(("step",)) == 0
-  have = {path[2:]: leaf for path, leaf in items.items() if path[:2] == ("params", "params")}
-  assert len(have) == len(items)
-  assert {path: (leaf.shape, leaf.dtype) for path, leaf in have.items()} == {
-    path: (leaf.shape, leaf.dtype) for path, leaf in want.items()
-  }
 
 
 def test_real_pre_training_loads_the_weights(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -40,7 +40,7 @@ def write_items(step_folder: Path, parameters: Mapping[tuple[str, ...], np.ndarr
     context = maxtext_api.build_orbax_context(use_ocdbt=True, use_zarr3=True)
     context.memory.deepcopy_host_arrays = False  # Nothing changes them until the save is done.
     with context:
-      ocp.save_checkpointables(step_folder, {ITEMS: items}, custom_metadata={"scan_layers": scan_layers})
+      ocp.save_checkpointables(str(step_folder), {ITEMS: items}, custom_metadata={"scan_layers": scan_layers})
   except (OSError, ValueError, RuntimeError) as error:
     raise ModelError(f"{step_folder.parent} could not be written: {reason(error)}; is there room?") from error
 
@@ -64,9 +64,9 @@ def read_parameters(items: str) -> tuple[dict[tuple[str, ...], np.ndarray], bool
   if not arrays:
     raise CheckpointError(f"checkpoint {stored.root} holds no weights at {'/'.join(_PREFIX)}")
   device = jax.sharding.SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
-  wanted: dict[str, Any] = {}
+  wanted: dict[str | int, Any] = {}
   for path, leaf in arrays.items():
-    node = wanted
+    node: Any = wanted
     for key in path[:-1]:
       node = node.setdefault(key, {})
     node[path[-1]] = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device)

@@ -107,13 +107,12 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 def _entry(path: Path, name: str, fields: Any, data: int, size: int) -> TensorEntry:
   where = f"{path}: tensor {name}"
-  shape = fields.get("shape") if isinstance(fields, dict) else None
-  offsets = fields.get("data_offsets") if isinstance(fields, dict) else None
-  if not _sizes(shape) or not _sizes(offsets) or len(offsets) != 2 or not isinstance(fields.get("dtype"), str):
+  shape: Any = fields.get("shape") if isinstance(fields, dict) else None
+  offsets: Any = fields.get("data_offsets") if isinstance(fields, dict) else None
+  known = _sizes(shape) and _sizes(offsets) and len(offsets) == 2 and isinstance(fields.get("dtype"), str)
+  if not known or offsets[1] < offsets[0]:
     raise ModelError(f"{where}: its entry in the header is malformed")
   start, stop = offsets
-  if stop < start:
-    raise ModelError(f"{where}: its entry in the header is malformed")
   if data + stop > size:
     raise ModelError(f"{where}: the file is cut off ({size} bytes, this tensor ends at {data + stop}); fetch it again")
   dtype = _DTYPES.get(fields["dtype"])

@@ -42,6 +42,7 @@ def write_tokenizer(config: Any, folder: Path) -> tuple[dict[str, Any], list[str
     shutil.copyfile(vocabulary_file(config.tokenizer_path, ("*.model",)), folder / "tokenizer.model")
     block = getattr(config.decoder_block, "value", config.decoder_block)
     write_json(folder / "tokenizer_config.json", {"tokenizer_class": _CLASSES.get(block, "LlamaTokenizer")})
+    notes.append("tokenizer.model is written as it is; transformers converts it, and may cut runs of spaces otherwise")
   else:
     notes.append(f"tokenizer {config.tokenizer_path} is of kind {kind}, which transformers does not read: not written")
   template = config.chat_template or config.chat_template_path
