@@ -456,9 +456,9 @@ def _check_maxtext(family: Family, value: Any, where: str) -> None:
   if family is GEMMA3:
     wanted = [entry for entry in wanted if entry[0] != "use_qk_norm"]
   for key, want, default in wanted:
-    have: Any = value(key, default)
+    have = value(key, default)
     have = list(have) if isinstance(have, tuple) else have
-    if have != want and not (want is None and not have) and not (key == "trainable_position_size" and have <= 0):
+    if have != want and not (want is None and not have):
       raise ModelError(
         f"{where}: {key}={have} has no form in HuggingFace's {family.architecture}; it takes {key}={want}"
       )
