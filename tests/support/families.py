@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from maxtext_posttrain.models.architecture import Architecture, from_huggingface
+from maxtext_posttrain.models.architecture import Architecture
+from maxtext_posttrain.models.huggingface_config import from_huggingface
 from maxtext_posttrain.models.safetensors_files import SafetensorsFolder
 
 FOLDER = Path(__file__).resolve().parents[1] / "data" / "families"

@@ -12,9 +12,10 @@ import numpy as np
 
 from maxtext_posttrain.config import Config, load_model_config
 from maxtext_posttrain.errors import ConfigError, ModelError
-from maxtext_posttrain.models import architecture as architectures
 from maxtext_posttrain.models.architecture import Architecture
 from maxtext_posttrain.models.families import EMBEDDING, HEAD
+from maxtext_posttrain.models.huggingface_config import huggingface_config
+from maxtext_posttrain.models.maxtext_config import from_maxtext
 from maxtext_posttrain.models.new_folder import new_folder
 from maxtext_posttrain.models.safetensors_files import DTYPES, PlannedTensor, plan_shards, write_json, write_shards
 from maxtext_posttrain.models.source import find_source
@@ -90,7 +91,7 @@ def export_model(
     raise ModelError(f"{target} exists; name a folder that does not")
   source = find_source(path, config)
   settings = load_model_config([str(source.config)])
-  architecture = architectures.from_maxtext(settings, str(source.config))
+  architecture = from_maxtext(settings, str(source.config))
   from maxtext_posttrain.models.items import read_parameters
 
   parameters, scan_layers = read_parameters(str(source.items))
@@ -109,7 +110,7 @@ def export_model(
     ids, notes = write_tokenizer(settings, folder)
     _check_vocabulary(settings, folder, dimensions.vocab)
     model_ids = {key: value for key, value in ids.items() if key in _IDS}
-    write_json(folder / "config.json", {**architectures.huggingface_config(architecture, dtype=kind), **model_ids})
+    write_json(folder / "config.json", {**huggingface_config(architecture, dtype=kind), **model_ids})
     write_json(folder / "generation_config.json", ids)
     tensors = huggingface_tensors(
       parameters,

@@ -13,9 +13,10 @@ import yaml
 
 from maxtext_posttrain.config.saved import MODEL_CONFIG
 from maxtext_posttrain.errors import ModelError
-from maxtext_posttrain.models import architecture as architectures
 from maxtext_posttrain.models.architecture import Architecture
 from maxtext_posttrain.models.families import EMBEDDING, GEMMA2, GEMMA3, HEAD
+from maxtext_posttrain.models.huggingface_config import from_huggingface
+from maxtext_posttrain.models.maxtext_config import maxtext_keys
 from maxtext_posttrain.models.new_folder import new_folder
 from maxtext_posttrain.models.safetensors_files import DTYPES
 from maxtext_posttrain.models.tensor_source import TensorSource, check_tensors, open_source, tokenizer_size
@@ -63,7 +64,7 @@ def import_model(
   if target.exists():
     raise ModelError(f"{target} exists; name a folder that does not")
   model = open_source(source)
-  architecture = architectures.from_huggingface(model.config(), f"{model.where}: config.json")
+  architecture = from_huggingface(model.config(), f"{model.where}: config.json")
   if untie:
     architecture = _untied(architecture)
   weights = list_weights(architecture.family, architecture.dimensions, scan_layers=scan_layers)
@@ -142,7 +143,7 @@ def fill_parameters(
 def _keys(
   architecture: Architecture, target: Path, tokenizer: Path, *, scan_layers: bool, dtype: str
 ) -> dict[str, Any]:
-  keys = architectures.maxtext_keys(architecture)
+  keys = maxtext_keys(architecture)
   keys |= {"scan_layers": scan_layers, "dtype": dtype, "weight_dtype": dtype}
   if (tokenizer / "tokenizer.json").is_file():
     keys |= {"tokenizer_type": "huggingface", "tokenizer_path": str(target / TOKENIZER_FOLDER)}

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from maxtext_posttrain.models.architecture import from_maxtext
+from maxtext_posttrain.models.maxtext_config import from_maxtext
 from maxtext_posttrain.models.weights import huggingface_tensors
 
 

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from maxtext_posttrain.errors import ModelError
-from maxtext_posttrain.models.architecture import from_huggingface
 from maxtext_posttrain.models.families import HEAD
+from maxtext_posttrain.models.huggingface_config import from_huggingface
 from maxtext_posttrain.models.safetensors_files import SafetensorsFolder, parse_json
 from maxtext_posttrain.models.weights import Weight, list_weights
 

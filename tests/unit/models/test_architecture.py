@@ -11,12 +11,8 @@ from transformers import AutoConfig
 
 from maxtext_posttrain.config import load_model_config
 from maxtext_posttrain.errors import ModelError
-from maxtext_posttrain.models.architecture import (
-  from_huggingface,
-  from_maxtext,
-  huggingface_config,
-  maxtext_keys,
-)
+from maxtext_posttrain.models.huggingface_config import from_huggingface, huggingface_config
+from maxtext_posttrain.models.maxtext_config import from_maxtext, maxtext_keys
 from tests.support import families
 
 

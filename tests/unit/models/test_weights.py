@@ -10,9 +10,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from maxtext_posttrain.models.architecture import maxtext_keys
 from maxtext_posttrain.models.families import GEMMA3, LLAMA, QWEN2
 from maxtext_posttrain.models.importing import fill_parameters
+from maxtext_posttrain.models.maxtext_config import maxtext_keys
 from maxtext_posttrain.models.safetensors_files import SafetensorsFolder
 from maxtext_posttrain.models.streaming import huggingface_weights
 from maxtext_posttrain.models.weights import Dimensions, huggingface_tensors, list_weights, to_huggingface, to_maxtext
