@@ -20,7 +20,7 @@ from maxtext_posttrain.models.maxtext_config import maxtext_keys
 from maxtext_posttrain.models.new_folder import new_folder
 from maxtext_posttrain.models.safetensors_files import DTYPES
 from maxtext_posttrain.models.tensor_source import TensorSource, check_tensors, open_source, tokenizer_size
-from maxtext_posttrain.models.weights import Weight, list_weights, to_maxtext
+from maxtext_posttrain.models.weights import Weight, list_weights, scale_factor, to_maxtext
 
 SCAN_AXIS = 1
 """MaxText's `param_scan_axis`, which its base.yml sets to 1."""
@@ -92,8 +92,25 @@ def import_model(
     from maxtext_posttrain.models.items import write_items
 
     write_items(folder / "0", parameters, scan_layers=scan_layers)
-  notes = (*architecture.notes, *((missing,) if missing else ()))
+  notes = (*architecture.notes, *filter(None, (missing, rounding_note(architecture, dtype))))
   return Imported(target, architecture, count, notes)
+
+
+def rounding_note(architecture: Architecture, dtype: str) -> str | None:
+  """A line where `dtype` cannot hold what MaxText makes of bfloat16 weights, so that an export differs from the source.
+
+  Scales that are powers of two and float32 lose nothing of bfloat16.
+  """
+  dimensions = architecture.dimensions
+  inexact = any(
+    rule.offset or math.frexp(scale_factor(rule, dimensions))[0] != 0.5 for rule in architecture.family.rules
+  )
+  if dtype == "float32" or not inexact:
+    return None
+  return (
+    f"{dtype} rounds what MaxText keeps of {architecture.family.name} in another form (scaled queries and embeddings,"
+    " norms as 1 + w); --dtype float32 keeps it"
+  )
 
 
 def _untied(architecture: Architecture) -> Architecture:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from maxtext_posttrain.models.families import EMBEDDING, HEAD, Family, Rule
+from maxtext_posttrain.models.families import HEAD, Family, Rule
 
 _CHUNK_ELEMENTS = 1 << 22
 
@@ -152,7 +152,7 @@ def to_maxtext(weight: Weight, tensor: np.ndarray, dimensions: Dimensions, dtype
   rule = weight.rule
   if rule.offset:
     tensor = (tensor.astype(np.float64) + rule.offset).astype(dtype)
-  tensor = _multiplied(tensor, _factor(rule, dimensions), dtype)
+  tensor = _multiplied(tensor, scale_factor(rule, dimensions), dtype)
   match rule.form:
     case "heads_in" | "kv_heads_in":
       tensor = tensor.T.reshape(weight.inner_shape)
@@ -179,13 +179,14 @@ def to_huggingface(weight: Weight, array: np.ndarray, dimensions: Dimensions, dt
       array = array.reshape(-1)
     case "heads_out" | "linear":
       array = array.reshape(-1, array.shape[-1]).T
-  array = _multiplied(array, _factor(rule, dimensions), dtype, divide=True)
+  array = _multiplied(array, scale_factor(rule, dimensions), dtype, divide=True)
   if rule.offset:
     array = (array.astype(np.float64) - rule.offset).astype(dtype)
   return np.ascontiguousarray(array)
 
 
-def _factor(rule: Rule, dimensions: Dimensions) -> float:
+def scale_factor(rule: Rule, dimensions: Dimensions) -> float:
+  """What MaxText's weight is multiplied by, against HuggingFace's."""
   if rule.scale == "query":
     return dimensions.query_scale
   return math.sqrt(dimensions.emb) if rule.scale == "embedding" else 1.0
@@ -241,15 +242,3 @@ def huggingface_tensors(
     parameter = parameters[weight.path]
     array = np.asarray(parameter[weight.slot(scan_axis)])
     yield weight.name, to_huggingface(weight, array, dimensions, np.dtype(dtype or array.dtype))
-
-
-__all__ = [
-  "EMBEDDING",
-  "HEAD",
-  "Dimensions",
-  "Weight",
-  "huggingface_tensors",
-  "list_weights",
-  "to_huggingface",
-  "to_maxtext",
-]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from maxtext_posttrain.models.families import GEMMA3, LLAMA, QWEN2
-from maxtext_posttrain.models.importing import fill_parameters
+from maxtext_posttrain.models.importing import fill_parameters, rounding_note
 from maxtext_posttrain.models.maxtext_config import maxtext_keys
 from maxtext_posttrain.models.safetensors_files import SafetensorsFolder
 from maxtext_posttrain.models.streaming import huggingface_weights
@@ -161,3 +161,12 @@ def test_a_large_weight_is_scaled_in_pieces(monkeypatch: pytest.MonkeyPatch) -> 
   query = weights["model.layers.0.self_attn.q_proj.weight"]
   tensor = np.random.default_rng(0).normal(size=query.shape).astype(np.float32)
   np.testing.assert_array_equal(to_maxtext(query, tensor, SMALL, FLOAT32), (tensor / 2).T.reshape(6, 2, 4))
+
+
+def test_bfloat16_is_said_to_round_where_it_does() -> None:
+  for name, rounds in (("llama2", False), ("qwen3", False), ("gemma3", True)):
+    assert (rounding_note(families.architecture(name), "bfloat16") is not None) == rounds
+    assert rounding_note(families.architecture(name), "float32") is None
+  wide = families.architecture("llama2")
+  wide = dataclasses.replace(wide, dimensions=dataclasses.replace(wide.dimensions, head=128, query_scale=128**-0.5))
+  assert rounding_note(wide, "bfloat16") is not None
