@@ -18,6 +18,7 @@ import numpy as np
 
 from maxtext_posttrain.errors import ModelError
 from maxtext_posttrain.models.families import EMBEDDING, FAMILIES, GEMMA2, GEMMA3, HEAD, LLAMA
+from maxtext_posttrain.models.safetensors_files import read_bytes
 from maxtext_posttrain.models.weights import Weight
 
 _MAGIC = b"GGUF"
@@ -123,10 +124,10 @@ class GgufFile:
         start = file.read(4)
         if start != _MAGIC:
           raise ModelError(f"{path}: not a GGUF file (it begins with {start!r})")
-        self._data = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+        data = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
     except OSError as error:
       raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from error
-    cursor = _Cursor(path, self._data)
+    cursor = _Cursor(path, data)
     cursor.take(4)
     version = cursor.number("<u4")
     if version not in _VERSIONS:
@@ -272,7 +273,7 @@ class GgufFile:
 
   def _dequantized(self, name: str) -> np.ndarray:
     tensor = self.tensors[name]
-    raw = self._data[tensor.start : tensor.stop]
+    raw = read_bytes(self.path, tensor.start, tensor.stop)
     try:
       kind = gguf.GGMLQuantizationType(tensor.type_id)
       block, block_bytes = gguf.GGML_QUANT_SIZES[kind]

@@ -1,4 +1,4 @@
-"""Safetensors files without torch: read as views of the mapped file, written as they are produced.
+"""Safetensors files without torch, read and written tensor by tensor.
 
 The format: eight bytes with the header's length, little-endian; the header, JSON, from a tensor's name to its `dtype`,
 `shape` and `data_offsets` within what follows; the tensors' bytes, without holes.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import mmap
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -125,6 +124,21 @@ def _sizes(value: Any) -> bool:
   return isinstance(value, list) and all(isinstance(item, int) and 0 <= item < 1 << 62 for item in value)
 
 
+def read_bytes(path: Path, start: int, stop: int) -> np.ndarray:
+  """A part of a file, read rather than mapped: pages of a mapped file would count as this process's memory.
+
+  Raises:
+    ModelError: it cannot be read.
+  """
+  try:
+    data = np.fromfile(path, np.uint8, stop - start, offset=start)
+  except OSError as error:
+    raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from error
+  if len(data) != stop - start:
+    raise ModelError(f"{path}: became shorter while it was read")
+  return data
+
+
 class SafetensorsFolder:
   """The tensors of a folder with `model.safetensors`, or its shards and their index."""
 
@@ -137,7 +151,6 @@ class SafetensorsFolder:
     self.where = str(folder)
     self._files: dict[str, Path] = {}
     self._entries: dict[str, TensorEntry] = {}
-    self._maps: dict[Path, np.ndarray] = {}
     for path in _files(folder):
       for name, entry in read_header(path).items():
         if name in self._entries:
@@ -149,7 +162,7 @@ class SafetensorsFolder:
     return {name: entry.shape for name, entry in self._entries.items()}
 
   def read(self, name: str) -> np.ndarray:
-    """A tensor, as a view of its file.
+    """A tensor.
 
     Raises:
       ModelError: its type is not one that weights have.
@@ -159,10 +172,7 @@ class SafetensorsFolder:
       raise ModelError(
         f"{path}: tensor {name} is {entry.dtype}; {', '.join(_DTYPES)} are read: save the model in one of those"
       )
-    if path not in self._maps:
-      with path.open("rb") as file:
-        self._maps[path] = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
-    return self._maps[path][entry.start : entry.stop].view(_DTYPES[entry.dtype]).reshape(entry.shape)
+    return read_bytes(path, entry.start, entry.stop).view(_DTYPES[entry.dtype]).reshape(entry.shape)
 
 
 def _files(folder: Path) -> list[Path]:

@@ -45,7 +45,7 @@ class TensorSource(Protocol):
     ...
 
   def read(self, name: str) -> np.ndarray:
-    """One tensor; a view of its file where it can be."""
+    """One tensor."""
     ...
 
 
