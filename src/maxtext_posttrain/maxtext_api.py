@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -19,7 +18,6 @@ import jax
 import jax.numpy as jnp
 import optax
 import pydantic
-from absl import logging as absl_logging
 from flax import nnx
 from flax.core.spmd import logical_axis_rules
 from jax.sharding import Mesh
@@ -31,6 +29,7 @@ from maxtext.optimizers import optimizers
 from maxtext.utils import maxtext_utils, maxtext_utils_nnx, sharding
 
 from maxtext_posttrain.errors import ConfigError
+from maxtext_posttrain.logs import quiet_logs as quiet_logs
 
 PRNG_IMPL = "unsafe_rbg"
 """The key implementation real pre-training sets; its checkpoints hold keys of this shape, (4,) uint32."""
@@ -52,19 +51,6 @@ class MaxTextConfig(pyconfig.HyperParameters):
 def use_pretraining_prng() -> None:
   """Makes new PRNG keys of the kind pre-training stores. Call before the first model is built."""
   jax.config.update("jax_default_prng_impl", PRNG_IMPL)
-
-
-def quiet_logs(show: bool) -> None:
-  """Turns what MaxText, Tunix and Orbax log on or off.
-
-  Off, their errors show, but not those that go through absl and asyncio: Orbax logs a traceback for each thread of a
-  save that fails and each array that can't be read, beside what it raises.
-  """
-  level = logging.INFO if show else logging.ERROR
-  for name in ("maxtext", "tunix", "orbax", "jax"):
-    logging.getLogger(name).setLevel(level)
-  logging.getLogger("asyncio").setLevel(logging.INFO if show else logging.CRITICAL)
-  absl_logging.set_verbosity(absl_logging.INFO if show else absl_logging.FATAL)
 
 
 @contextlib.contextmanager

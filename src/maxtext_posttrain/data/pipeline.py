@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from maxtext_posttrain.data.batches import PADDING_ROW, Batch, ExampleRows, RowSource, SyntheticRows
@@ -13,6 +14,7 @@ from maxtext_posttrain.data.options import DataOptions
 from maxtext_posttrain.data.packing import one_per_row, pack
 from maxtext_posttrain.data.report import DataReport
 from maxtext_posttrain.errors import DataError
+from maxtext_posttrain.tokenizers import configured_tokenizer
 
 SYNTHETIC_ROWS = 1024
 """Different sequences of a synthetic data set, which repeats them without end."""
@@ -27,55 +29,87 @@ _STATE_VERSION = 1
 _logger = logging.getLogger(__name__)
 
 
-def build_train_dataset(
-  config: Any,
-  tokenizer: ConversationTokenizer | None,
-  *,
-  batch_size: int,
-  process_index: int = 0,
-  process_count: int = 1,
-) -> SftDataset:
+@dataclasses.dataclass(frozen=True)
+class PreparedRows:
+  """Rows read, tokenised and packed, before it is known how they are batched and shared.
+
+  Attributes:
+    source: the sequences.
+    report: what became of the rows read.
+    num_epoch: passes over them, or None to repeat without end.
+    shuffle_seed: None keeps their order.
+    identity: what else must be the same when a saved position is restored.
+  """
+
+  source: RowSource
+  report: DataReport
+  num_epoch: int | None
+  shuffle_seed: int | None
+  identity: Mapping[str, Any]
+
+  def dataset(self, *, batch_size: int, process_index: int = 0, process_count: int = 1) -> SftDataset:
+    """The data set with `batch_size` sequences of a batch in this process."""
+    return SftDataset(
+      self.source,
+      self.report,
+      batch_size=batch_size,
+      process_index=process_index,
+      process_count=process_count,
+      num_epoch=self.num_epoch,
+      shuffle_seed=self.shuffle_seed,
+      identity=dict(self.identity),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class PreparedData:
+  """A run's data; `evaluation` is None where the configuration names none."""
+
+  train: PreparedRows
+  evaluation: PreparedRows | None
+
+
+def prepare_chats(config: Any) -> PreparedData:
+  """Loads the tokenizer and prepares both data sets of a run on chats. Imports neither JAX nor MaxText.
+
+  Args:
+    config: MaxText's key names as attributes; see DataOptions and `configured_tokenizer`.
+
+  Raises:
+    ConfigError: for options that no data set can be built with.
+    TokenizerError: the tokenizer can't be loaded.
+    DataError: when the data can't be read, or too few rows are usable.
+  """
+  tokenizer = configured_tokenizer(config)
+  return PreparedData(prepare_train_rows(config, tokenizer), prepare_eval_rows(config, tokenizer))
+
+
+def prepare_train_rows(config: Any, tokenizer: ConversationTokenizer | None) -> PreparedRows:
   """Reads, tokenises and packs the training data.
 
   Args:
     config: MaxText's key names as attributes; see DataOptions.
     tokenizer: renders conversations; None only for synthetic data.
-    batch_size: sequences of a batch in this process.
-    process_index: this process's number.
-    process_count: how many processes share each batch. Every process reads and tokenises all rows.
 
   Raises:
     ConfigError: for options that no data set can be built with.
     DataError: when the data can't be read, or too few rows are usable.
   """
-  return _build(DataOptions.from_config(config, "train"), tokenizer, batch_size, process_index, process_count)
+  return _prepare(DataOptions.from_config(config, "train"), tokenizer)
 
 
-def build_eval_dataset(
-  config: Any,
-  tokenizer: ConversationTokenizer | None,
-  *,
-  batch_size: int,
-  process_index: int = 0,
-  process_count: int = 1,
-) -> SftDataset | None:
+def prepare_eval_rows(config: Any, tokenizer: ConversationTokenizer | None) -> PreparedRows | None:
   """Reads the evaluation data, once through and in order; None where none are configured.
 
-  Arguments and errors are those of `build_train_dataset`.
+  Arguments and errors are those of `prepare_train_rows`.
   """
   options = DataOptions.from_config(config, "eval")
   if options.dataset_type == "synthetic" or not options.configured:
     return None
-  return _build(options, tokenizer, batch_size, process_index, process_count)
+  return _prepare(options, tokenizer)
 
 
-def _build(
-  options: DataOptions,
-  tokenizer: ConversationTokenizer | None,
-  batch_size: int,
-  process_index: int,
-  process_count: int,
-) -> SftDataset:
+def _prepare(options: DataOptions, tokenizer: ConversationTokenizer | None) -> PreparedRows:
   source: RowSource
   if options.dataset_type == "synthetic":
     source = SyntheticRows(SYNTHETIC_ROWS, options.max_target_length, options.vocab_size, options.seed)
@@ -93,12 +127,9 @@ def _build(
     if tokenizer is None:
       raise ValueError(f"dataset_type={options.dataset_type!r} needs a tokenizer")
     source, report = _example_rows(options, tokenizer)
-  return SftDataset(
+  return PreparedRows(
     source,
     report,
-    batch_size=batch_size,
-    process_index=process_index,
-    process_count=process_count,
     num_epoch=None if options.dataset_type == "synthetic" else options.num_epoch,
     shuffle_seed=options.seed if options.shuffle else None,
     identity={
