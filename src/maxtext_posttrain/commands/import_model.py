@@ -12,7 +12,7 @@ def run(arguments: Sequence[str]) -> int:
   parser = ArgumentParser(
     "import",
     "Turn a model from HuggingFace (a local folder with safetensors) or a GGUF file into MaxText weights: OUT/0/items,"
-    " OUT/model.yml to lay over a trainer's configuration, and OUT/tokenizer. Families: Llama 2, 3 and 3.1, SmolLM2,"
+    " OUT/model.yml to lay over a trainer's configuration, and OUT/tokenizer. Families: Llama 2 to 3.2, SmolLM2,"
     " Mistral, Qwen2.5, Qwen3, Gemma 2 and Gemma 3 (text). Nothing is downloaded.",
   )
   parser.add_argument("source", metavar="SOURCE", help="a HuggingFace folder or a .gguf file")
