@@ -51,3 +51,7 @@ class TrainingError(PostTrainError):
 
 class ReportError(PostTrainError):
   """A report's page can't be made of what a run left, or can't be written."""
+
+
+class ModelError(PostTrainError):
+  """A model's files could not be read, recognised, converted or written."""
