@@ -47,3 +47,7 @@ class CheckpointError(PostTrainError):
 
 class TrainingError(PostTrainError):
   """Training itself failed, for example on a gradient that is not finite."""
+
+
+class GenerationError(PostTrainError):
+  """Text could not be generated: a prompt, an option or the model does not allow it."""
