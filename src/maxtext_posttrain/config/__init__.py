@@ -11,7 +11,7 @@ configuration is refused in well under two seconds, with every problem listed.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from maxtext_posttrain.config.checks import Checks
 from maxtext_posttrain.config.layers import resolve
@@ -20,7 +20,7 @@ from maxtext_posttrain.config.schema import OUR_KEYS, OwnKey, Schema
 from maxtext_posttrain.config.view import Config, Group, describe_config
 from maxtext_posttrain.errors import ConfigError
 
-__all__ = ["OUR_KEYS", "Config", "Group", "OwnKey", "describe_config", "load_config"]
+__all__ = ["OUR_KEYS", "Config", "Group", "OwnKey", "describe_config", "load_config", "load_model_config"]
 
 
 def load_config(argv: Sequence[str], *, trainer: str = "sft", environ: Mapping[str, str] | None = None) -> Config:
@@ -37,11 +37,28 @@ def load_config(argv: Sequence[str], *, trainer: str = "sft", environ: Mapping[s
   Raises:
     ConfigError: with every problem found, one line each.
   """
+  return _load(argv, trainer, environ, Checks.problems)
+
+
+def load_model_config(argv: Sequence[str], *, environ: Mapping[str, str] | None = None) -> Config:
+  """Loads a configuration for the model and tokenizer it describes: any trainer's, and data may be gone.
+
+  Arguments and errors are those of `load_config`.
+  """
+  return _load(argv, None, environ, Checks.model_problems)
+
+
+def _load(
+  argv: Sequence[str],
+  trainer: str | None,
+  environ: Mapping[str, str] | None,
+  check: Callable[[Checks], Iterator[str]],
+) -> Config:
   environment = os.environ if environ is None else environ
   schema = Schema.load()
   folders = Folders.find(environment)
   resolved = resolve(argv, trainer, schema, folders, environment)
-  problems = [*resolved.problems, *Checks(resolved, trainer, folders).problems()]
+  problems = [*resolved.problems, *check(Checks(resolved, trainer, folders))]
   if problems:
     raise ConfigError(problems)
   return Config(resolved, schema, trainer)

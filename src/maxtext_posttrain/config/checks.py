@@ -69,7 +69,7 @@ _VOCABULARY_FILES = (".model", ".tiktoken", ".json")
 class Checks:
   """Cross-field checks of a resolved configuration for one trainer."""
 
-  def __init__(self, resolved: Resolved, trainer: str, folders: Folders):
+  def __init__(self, resolved: Resolved, trainer: str | None, folders: Folders):
     self._resolved = resolved
     self._trainer = trainer
     self._folders = folders
@@ -83,6 +83,13 @@ class Checks:
       yield from self._unsupported()
     yield from self._evaluation()
     yield from self._files()
+    yield from self._template()
+
+  def model_problems(self) -> Iterator[str]:
+    """The problems of a configuration that describes a model and asks for no training."""
+    yield from self._ranges()
+    if self._value("tokenizer_path"):
+      yield from self._tokenizer(self._value("tokenizer_path"))
     yield from self._template()
 
   def _value(self, name: str) -> Any:

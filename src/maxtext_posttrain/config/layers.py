@@ -92,13 +92,13 @@ class Resolved:
 
 
 def resolve(
-  argv: Sequence[str], trainer: str, schema: Schema, folders: Folders, environ: Mapping[str, str]
+  argv: Sequence[str], trainer: str | None, schema: Schema, folders: Folders, environ: Mapping[str, str]
 ) -> Resolved:
   """Merges every layer and checks each value's type.
 
   Args:
     argv: `[config.yml, key=value, ...]`.
-    trainer: whose keys are allowed, as 'sft'.
+    trainer: whose keys are allowed, as 'sft'; None for any trainer's.
     schema: the keys there are.
     folders: where files lie.
     environ: `M_<KEY>` sets a key, as in MaxText.
@@ -129,7 +129,7 @@ def resolve(
 class _Merger:
   """The layers so far. Each `add_...` lays one more over them, noting problems instead of stopping."""
 
-  def __init__(self, trainer: str, schema: Schema):
+  def __init__(self, trainer: str | None, schema: Schema):
     self.settings: dict[str, Setting] = {}
     self.problems: list[str] = []
     self.environment: list[str] = []
@@ -144,7 +144,7 @@ class _Merger:
       True: Origin(Kind.OUR_DEFAULT, "maxtext-posttrain default"),
     }
     for key in self._schema.keys.values():
-      if key.derived or key.trainer not in (None, self._trainer):
+      if key.derived or not key.belongs_to(self._trainer):
         continue
       self.settings[key.name] = Setting(key.default, origins[key.ours])
 
@@ -157,7 +157,7 @@ class _Merger:
     if is_root:
       rules = self.settings[_RULES].value if _RULES in self.settings else []
       self.base_rules = frozenset(str(rule[0]) for rule in rules)
-      for name, value in _TRAINER_KEYS.get(self._trainer, {}).items():
+      for name, value in _TRAINER_KEYS.get(self._trainer or "", {}).items():
         self.settings[name] = Setting(value, Origin(Kind.TRAINER, f"the {self._trainer} trainer"))
 
   def add_environment(self, environ: Mapping[str, str]) -> None:
@@ -326,7 +326,7 @@ class _Merger:
     if key.derived:
       hint = f"; set base_{key.name}" if f"base_{key.name}" in self._schema.keys else ""
       self.problems.append(f"{where}: {key.name} is computed by MaxText and cannot be set{hint}")
-    elif key.trainer is not None and key.trainer != self._trainer:
+    elif key.trainer is not None and not key.belongs_to(self._trainer):
       self.problems.append(f"{where}: {other_trainers_key(key.name, key.trainer, self._trainer)}")
     else:
       return True

@@ -153,6 +153,10 @@ class Key:
   derived: bool = False
   trainer: str | None = None
 
+  def belongs_to(self, trainer: str | None) -> bool:
+    """Whether a configuration of `trainer` may have it; None stands for any trainer's."""
+    return self.trainer is None or trainer is None or self.trainer == trainer
+
 
 class Schema:
   """All keys a configuration may have.

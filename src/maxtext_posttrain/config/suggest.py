@@ -45,7 +45,7 @@ _OTHER_NAMES: Mapping[str, str] = {
 """What other trainers call our keys."""
 
 
-def unknown_key(name: str, schema: Schema, trainer: str) -> str:
+def unknown_key(name: str, schema: Schema, trainer: str | None) -> str:
   """One line on an unknown key, with the key that was probably meant."""
   parent = name.rpartition(".")[0]
   if parent and parent in schema.keys:
@@ -56,7 +56,7 @@ def unknown_key(name: str, schema: Schema, trainer: str) -> str:
   return f"unknown key {name}; neither MaxText {schema.maxtext_version} nor this package has one like it"
 
 
-def other_trainers_key(name: str, owner: str, trainer: str) -> str:
+def other_trainers_key(name: str, owner: str, trainer: str | None) -> str:
   """One line on a key that only another trainer has."""
   meant = _OTHER_NAMES.get(name)
   return f"{name} is a key of {owner} training; {trainer} has no such key" + (
@@ -64,12 +64,12 @@ def other_trainers_key(name: str, owner: str, trainer: str) -> str:
   )
 
 
-def nearest_key(name: str, schema: Schema, trainer: str) -> str | None:
+def nearest_key(name: str, schema: Schema, trainer: str | None) -> str | None:
   """The known key most like `name`, or None."""
   from difflib import get_close_matches
 
   word = name.strip().lower().replace("-", "_")
-  candidates = [key.name for key in schema.keys.values() if not key.derived and key.trainer in (None, trainer)]
+  candidates = [key.name for key in schema.keys.values() if not key.derived and key.belongs_to(trainer)]
   candidates += [group for group in sorted(schema.groups) if any(name.startswith(f"{group}.") for name in candidates)]
   by_last_part = {candidate.rpartition(".")[2]: candidate for candidate in reversed(candidates)}
   if word in schema.keys and word in candidates:

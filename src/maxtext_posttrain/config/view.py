@@ -9,13 +9,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from maxtext_posttrain.config.layers import SET_KINDS, Resolved
+from maxtext_posttrain.config.layers import SET_KINDS, USER_KINDS, Kind, Resolved
 from maxtext_posttrain.config.schema import OWN_MEANING, SECRET_KEYS, Schema
 from maxtext_posttrain.config.values import ValueMismatchError, coerce, plain
 
 MASK = "***"
 
 _WIDEST_COLUMN = 60
+_CHOSEN_KINDS = USER_KINDS | {Kind.MAXTEXT_FILE}
 _FILE_KEYS = ("hf_train_files", "hf_eval_files")
 
 
@@ -78,21 +79,22 @@ class Config(Group):
 
   Attributes:
     path: the YAML that was given.
-    trainer: whose configuration it is, as 'sft'.
+    trainer: whose configuration it is, as 'sft'; None where it only describes a model.
     sources: dotted key to where its value came from, as `configs/sft.yml` or `command line`.
     environment: variables of the environment that set keys. MaxText reads these too, and refuses a key that is given
       to it both ways: hide them from it when it is handed `maxtext_overrides()`.
   """
 
-  __slots__ = ("_overrides", "environment", "path", "sources", "trainer")
+  __slots__ = ("_chosen", "_overrides", "environment", "path", "sources", "trainer")
 
   path: Path
-  trainer: str
+  trainer: str | None
   sources: Mapping[str, str]
   environment: tuple[str, ...]
+  _chosen: dict[str, Any]
   _overrides: dict[str, Any]
 
-  def __init__(self, resolved: Resolved, schema: Schema, trainer: str):
+  def __init__(self, resolved: Resolved, schema: Schema, trainer: str | None):
     settings = resolved.settings
     super().__init__(MappingProxyType({name: settings[name].value for name in sorted(settings)}))
     put = object.__setattr__
@@ -101,6 +103,7 @@ class Config(Group):
     put(self, "sources", MappingProxyType({name: settings[name].origin.label for name in sorted(settings)}))
     put(self, "environment", resolved.environment)
     put(self, "_overrides", _maxtext_overrides(resolved, schema))
+    put(self, "_chosen", {name: each.value for name, each in settings.items() if each.origin.kind in _CHOSEN_KINDS})
 
   def maxtext_overrides(self) -> dict[str, Any]:
     """What to hand to MaxText on top of its base.yml: its keys that anything here set, nested as it has them.
@@ -110,6 +113,14 @@ class Config(Group):
     `hf_path`, or as a list, are told in the form that MaxText's own checks ask for; its data pipeline is not used.
     """
     return copy.deepcopy(self._overrides)
+
+  def chosen(self) -> dict[str, Any]:
+    """What files, the environment and the command line set, as nested dicts and without secrets.
+
+    Written as YAML it is a configuration that comes to the same, whatever becomes of the files it was made of.
+    """
+    kept = {name: value for name, value in self._chosen.items() if name not in SECRET_KEYS}
+    return _nested(copy.deepcopy(kept))
 
   def as_dict(self) -> dict[str, Any]:
     """All keys and values as plain nested dicts, with secrets masked."""

@@ -3,12 +3,34 @@
 from __future__ import annotations
 
 from difflib import get_close_matches
+from typing import Any
 
 from maxtext_posttrain.errors import TokenizerError
 from maxtext_posttrain.tokenizers.base import Tokenizer, TokenizerOptions
 from maxtext_posttrain.tokenizers.chat_template import load_template
 
 KINDS = ("sentencepiece", "tiktoken", "huggingface")
+
+
+def configured_tokenizer(config: Any) -> Tokenizer | None:
+  """The tokenizer that a configuration names, with its chat template; None where it names none.
+
+  Args:
+    config: MaxText's key names as attributes.
+
+  Raises:
+    TokenizerError: it can't be loaded.
+  """
+  if config.dataset_type == "synthetic" or not config.tokenizer_path:
+    return None
+  return build_tokenizer(
+    config.tokenizer_path,
+    config.tokenizer_type,
+    chat_template=config.chat_template or config.chat_template_path or None,
+    hf_access_token=config.hf_access_token or None,
+    parse_special_tokens_in_content=config.parse_special_tokens_in_content,
+    trust_remote_code=config.trust_remote_code,
+  )
 
 
 def build_tokenizer(

@@ -18,13 +18,14 @@ from tunix.sft import peft_trainer, profiler
 
 from maxtext_posttrain import maxtext_api
 from maxtext_posttrain.checkpointing.manager import MaxTextLayoutCheckpointManager, install
+from maxtext_posttrain.config.saved import save_config
 from maxtext_posttrain.data import BATCH_KEYS, BatchIterator, SftDataset, StepBudgetedIterator, group_batches
 from maxtext_posttrain.errors import CheckpointError, ConfigError, TrainingError
 from maxtext_posttrain.maxtext_api import MaxTextConfig, PretrainingState
 from maxtext_posttrain.optimizer import add_gradient_clipping
 from maxtext_posttrain.performance import peak_tflops, throughput_metrics
 from maxtext_posttrain.report import Reporter
-from maxtext_posttrain.tokenizers import Tokenizer, build_tokenizer
+from maxtext_posttrain.tokenizers import configured_tokenizer
 from maxtext_posttrain.trainers import plan
 from maxtext_posttrain.trainers.loop import PostTrainer
 from maxtext_posttrain.trainers.objective import Objective
@@ -141,7 +142,7 @@ class Session:
       )
     train, evaluation = self.objective.datasets(
       self.config,
-      self._build_tokenizer(),
+      configured_tokenizer(self.config),
       batch_size=batch_size,
       eval_batch_size=eval_batch_size,
       process_index=jax.process_index(),
@@ -152,19 +153,6 @@ class Session:
         for line in dataset.report.lines():
           print(f"{name}: {line}", flush=True)
     return Datasets(train, evaluation)
-
-  def _build_tokenizer(self) -> Tokenizer | None:
-    config = self.config
-    if config.dataset_type == "synthetic":
-      return None
-    return build_tokenizer(
-      config.tokenizer_path,
-      config.tokenizer_type,
-      chat_template=config.get("chat_template") or config.get("chat_template_path") or None,
-      hf_access_token=config.get("hf_access_token") or None,
-      parse_special_tokens_in_content=config.parse_special_tokens_in_content,
-      trust_remote_code=config.trust_remote_code,
-    )
 
   def _compile(self) -> CompiledSteps:
     config, mesh = self.maxtext, self.mesh
@@ -230,6 +218,8 @@ class Session:
         raise CheckpointError(
           f"the checkpoint in {mt.checkpoint_dir} is at step {completed}, beyond steps={mt.steps}; raise steps"
         )
+      if jax.process_index() == 0:
+        save_config(config, self.run_directory)
       reporter = Reporter(
         self.run_directory,
         total_steps=mt.steps,

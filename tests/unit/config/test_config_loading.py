@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from maxtext_posttrain.config import OUR_KEYS, Config, Group, describe_config, load_config
+from maxtext_posttrain.config import OUR_KEYS, Config, Group, describe_config, load_config, load_model_config
+from maxtext_posttrain.config.saved import save_config
 from maxtext_posttrain.config.schema import Schema
 from maxtext_posttrain.errors import ConfigError
 
@@ -407,3 +408,22 @@ def test_describe_lists_every_key_with_its_source(load):
   assert shown["steps"].split() == ["5", "#", "c.yml"]
   assert shown["prompt"].startswith('"two words # not a comment"  ')
   assert shown["max_num_checkpoints_to_keep"].split() == ["null", "#", "MaxText", "base.yml"]
+
+
+def test_the_saved_configuration_comes_to_the_same_without_the_files_it_was_made_of(tmp_path: Path):
+  config = load_config(["configs/quickstart/sft.yml", "steps=7", "lora.lora_rank=4", "hf_access_token=secret"])
+  save_config(config, tmp_path)
+  text = (tmp_path / "config.yml").read_text()
+  assert "secret" not in text
+  assert "base_config" not in text
+  again = load_model_config([str(tmp_path / "config.yml")])
+  different = {key for key in config.sources if config[key] != again[key]}
+  assert different == {"hf_access_token"}
+
+
+def test_a_model_is_described_where_its_data_are_gone(tmp_path: Path):
+  file = tmp_path / "config.yml"
+  file.write_text("hf_train_files: gone.jsonl\nvocab_size: 0\n")
+  with pytest.raises(ConfigError) as caught:
+    load_model_config([str(file)])
+  assert caught.value.problems == [f"{file}, line 2: vocab_size=0: must be at least 1"]
