@@ -30,4 +30,6 @@ class Command:
 
 
 TRAINERS = {"sft": Command("supervised fine-tuning on chat data", "sft")}
-TOOLS: dict[str, Command] = {}
+TOOLS: dict[str, Command] = {
+  "generate": Command("completions of prompts by a model, or a chat with it", "generate"),
+}

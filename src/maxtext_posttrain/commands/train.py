@@ -70,13 +70,13 @@ def run_trainer(trainer: str, arguments: Sequence[str], load: Callable[[], Train
   if "--print-config" in parsed.options:
     print(describe_config(config))
     return 0
-  with _quiet_imports(show=config.maxtext_log):
+  with quiet_imports(show=config.maxtext_log):
     main = load()
   return main(config, dry_run="--dry-run" in parsed.options)
 
 
 @contextlib.contextmanager
-def _quiet_imports(*, show: bool) -> Iterator[None]:
+def quiet_imports(*, show: bool) -> Iterator[None]:
   """Keeps off the screen what MaxText and transformers print of absent optional parts while they are imported."""
   if show:
     yield

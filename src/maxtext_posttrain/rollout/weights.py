@@ -44,8 +44,8 @@ class _Slice:
 class LayerSplitter:
   """Takes a model's stacked layers apart.
 
-  A scan over layers stacks `decoder/layers/…`; a scan over blocks of layers (Gemma 3) stacks
-  `decoder/layers/layers_<j>/…` and keeps the layers of a last, shorter block in `decoder/layers_remainder/layers_<j>/…`.
+  A scan over layers stacks `decoder/layers/…`. A scan over blocks of layers (Gemma 3) stacks
+  `decoder/layers/layers_<j>/…`; the layers of a last, shorter block lie in `decoder/layers_remainder/layers_<j>/…`.
   """
 
   def __init__(self, given: nnx.State, wanted: nnx.State, scan_axis: int):
@@ -70,7 +70,8 @@ class LayerSplitter:
       if part.axis is not None:
         del shape[part.axis]
       if tuple(shape) != shapes[path]:
-        raise GenerationError(f"{_text(path)}: its shape is {tuple(shape)} in the model, {shapes[path]} by its configuration")
+        want = shapes[path]
+        raise GenerationError(f"{_text(path)}: its shape is {tuple(shape)} in the model, {want} by its configuration")
 
   def __call__(self, weights: Mapping[Path, jax.Array]) -> dict[Path, jax.Array]:
     """The arrays of the wanted model, by path; under jit where there are stacks."""
