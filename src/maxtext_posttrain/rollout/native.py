@@ -183,14 +183,16 @@ class NativeEngine:
     maxtext_api.add_kv_caches(model, batch=batch, prompt_length=width, new_tokens=room)
     maxtext_api.prefill(model, wave.prompts, wave.lengths)
     graphdef, caches, rest = nnx.split(model, nnx.Cache, ...)
-    keys = sampling.sequence_keys(wave.seed, wave.prompt, wave.sample)
+    # Else XLA keeps the prompts' keys and values as the layers made them, and transposes them again for each token.
+    caches = jax.lax.optimization_barrier(caches)
+    draws = sampling.uniforms(sampling.sequence_keys(wave.seed, wave.prompt, wave.sample), room)
 
     def step(state: _State) -> _State:
       model = nnx.merge(graphdef, state.caches, rest, copy=True)
       logits = maxtext_api.decode(model, state.last, wave.lengths, state.step)
       token = sampling.choose(
         logits,
-        sampling.uniforms(keys, state.step),
+        draws[state.step],
         temperature=wave.temperature,
         top_k=wave.top_k,
         top_p=wave.top_p,

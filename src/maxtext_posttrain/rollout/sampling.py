@@ -25,9 +25,10 @@ def sequence_keys(words: jax.Array, prompt: jax.Array, sample: jax.Array) -> jax
   return fold(fold(jnp.broadcast_to(key, prompt.shape), prompt), sample)
 
 
-def uniforms(keys: jax.Array, step: jax.Array) -> jax.Array:
-  """One number in [0, 1) for each of `keys` [batch] at a step; [batch] float32."""
-  return jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, step)))(keys)
+def uniforms(keys: jax.Array, steps: int) -> jax.Array:
+  """Numbers in [0, 1) for each of `keys` [batch] and each step, whatever the number of steps; [steps, batch] float32."""
+  draw = jax.vmap(lambda key, step: jax.random.uniform(jax.random.fold_in(key, step)), in_axes=(0, None))
+  return jax.vmap(draw, in_axes=(None, 0))(keys, jnp.arange(steps))
 
 
 def choose(
