@@ -26,7 +26,7 @@ def sequence_keys(words: jax.Array, prompt: jax.Array, sample: jax.Array) -> jax
 
 
 def uniforms(keys: jax.Array, steps: int) -> jax.Array:
-  """Numbers in [0, 1) for each of `keys` [batch] and each step, whatever the number of steps; [steps, batch] float32."""
+  """Numbers in [0, 1) for each of `keys` [batch] and step, whatever the number of steps; [steps, batch] float32."""
   draw = jax.vmap(lambda key, step: jax.random.uniform(jax.random.fold_in(key, step)), in_axes=(0, None))
   return jax.vmap(draw, in_axes=(None, 0))(keys, jnp.arange(steps))
 
