@@ -110,7 +110,7 @@ def tunix(shape: Mapping[str, int]) -> Generate:
 
 def transformers(shape: Mapping[str, int]) -> Generate:
   """`generate` of transformers on PyTorch."""
-  import torch
+  import torch  # pyright: ignore[reportMissingImports]  # in another interpreter
   from transformers import LlamaConfig, LlamaForCausalLM
 
   config = LlamaConfig(

@@ -36,6 +36,12 @@ class NativeEngine:
 
   The engine holds no weights of its own: those of `model` are used where they lie, without a copy where the model's
   layers are apart; stacked layers (`scan_layers`) are taken apart once a call, for its duration.
+
+  Attributes:
+    max_context: tokens of a prompt and its completion together, at most.
+    max_batch: sequences generated at once, at most.
+    vocab_size: of the model.
+    programs: waves traced and compiled so far, one for each combination of sizes.
   """
 
   def __init__(
@@ -73,11 +79,7 @@ class NativeEngine:
     self._split_layers = LayerSplitter(model_weights(model), self._weights, config.param_scan_axis)
     self._apart = jax.jit(self._split_layers.__call__)
     self._wave = jax.jit(self._run_wave, static_argnames=("room",))
-
-  @property
-  def programs(self) -> int:
-    """Waves compiled so far, one for each combination of sizes."""
-    return self._wave._cache_size()
+    self.programs = 0
 
   def generate(
     self,
@@ -175,6 +177,8 @@ class NativeEngine:
   ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """Generates a wave; returns tokens and log-probabilities [batch, room], how many of each row count, and whether
     it stopped by a stop token."""
+    # Runs when it is traced, so once for each combination of sizes.
+    self.programs += 1
     batch, width = wave.prompts.shape
     # Dropout is off: what would be drawn is never read.
     drawn = jax.tree.map(_zeros, self._drawn)
