@@ -42,6 +42,7 @@ def test_mistakes_in_the_command_line(arguments: list[str], message: str, capfd:
 
 TOKENIZER = (
   "dataset_type=hf",
+  "hf_path=json",
   "tokenizer_type=sentencepiece",
   "tokenizer_path=maxtext://tokenizers/tokenizer.llama2",
   "chat_template=chatml",

@@ -100,7 +100,7 @@ class _Session:
     if loaded.tokenizer is None:
       raise ConfigError(
         f"{loaded.source.config} names no tokenizer: prompts need one; give tokenizer_path=… and tokenizer_type=…,"
-        " and dataset_type=hf where it says synthetic"
+        " and dataset_type=hf hf_path=json where it says synthetic"
       )
     self._options = options
     self._tokenizer: Tokenizer = loaded.tokenizer
