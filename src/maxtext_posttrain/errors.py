@@ -55,3 +55,7 @@ class ReportError(PostTrainError):
 
 class ModelError(PostTrainError):
   """A model's files could not be read, recognised, converted or written."""
+
+
+class GenerationError(PostTrainError):
+  """Text could not be generated: a prompt, an option or the model does not allow it."""
