@@ -7,7 +7,7 @@ REQUIREMENTS := requirements/base.txt requirements/dev.txt
 # A file's tests share their fixtures, so a file stays with one worker.
 PYTEST := $(PYTHON) -m pytest -n $(or $(WORKERS),2) --dist loadfile
 
-.PHONY: help setup quickstart test test-fast lint format demo-gsm8k benchmark-sft lock clean
+.PHONY: help setup quickstart test test-fast lint format demo-gsm8k benchmark-sft benchmark-checkpoint lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | sort | expand -t 16
@@ -44,6 +44,9 @@ demo-gsm8k: $(STAMP) ## SFT of a 10 M model on GSM8K, loss on held-out problems
 
 benchmark-sft: $(STAMP) ## our SFT step against MaxText's own, five pairs
 	$(PYTHON) benchmarks/sft_step.py
+
+benchmark-checkpoint: $(STAMP) ## our saves and restores against Orbax alone and MaxText's own, three rounds
+	$(PYTHON) benchmarks/checkpoint.py
 
 lock: $(STAMP) ## pin the newest versions that pyproject.toml and requirements/*.in allow
 	bash scripts/lock.sh

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -19,21 +18,24 @@ import jax
 import jax.numpy as jnp
 import optax
 import pydantic
-from absl import logging as absl_logging
 from flax import nnx
 from flax.core.spmd import logical_axis_rules
 from jax.sharding import Mesh
 from maxtext.common import checkpoint_context, common_types, train_state_nnx
 from maxtext.configs import pyconfig
-from maxtext.layers import attentions, quantizations
+from maxtext.layers import attentions, embeddings, quantizations
 from maxtext.models import models
 from maxtext.optimizers import optimizers
 from maxtext.utils import maxtext_utils, maxtext_utils_nnx, sharding
 
 from maxtext_posttrain.errors import ConfigError, GenerationError
+from maxtext_posttrain.logs import quiet_logs as quiet_logs
 
 PRNG_IMPL = "unsafe_rbg"
 """The key implementation real pre-training sets; its checkpoints hold keys of this shape, (4,) uint32."""
+
+UNSET_ROPE_FACTOR = 40
+"""MaxText's default of `rope_factor`."""
 
 TrainStateNNX = train_state_nnx.TrainStateNNX
 to_checkpoint_dict = train_state_nnx.to_checkpoint_dict
@@ -49,19 +51,6 @@ class MaxTextConfig(pyconfig.HyperParameters):
 def use_pretraining_prng() -> None:
   """Makes new PRNG keys of the kind pre-training stores. Call before the first model is built."""
   jax.config.update("jax_default_prng_impl", PRNG_IMPL)
-
-
-def quiet_logs(show: bool) -> None:
-  """Turns what MaxText, Tunix and Orbax log on or off.
-
-  Off, their errors show, but not those that go through absl and asyncio: Orbax logs a traceback for each thread of a
-  save that fails and each array that can't be read, beside what it raises.
-  """
-  level = logging.INFO if show else logging.ERROR
-  for name in ("maxtext", "tunix", "orbax", "jax"):
-    logging.getLogger(name).setLevel(level)
-  logging.getLogger("asyncio").setLevel(logging.INFO if show else logging.CRITICAL)
-  absl_logging.set_verbosity(absl_logging.INFO if show else absl_logging.FATAL)
 
 
 @contextlib.contextmanager
@@ -156,7 +145,44 @@ def _create_model(config: MaxTextConfig, mesh: Mesh) -> nnx.Module:
   rngs = maxtext_utils_nnx.create_nnx_rngs(config)
   quant: Any = quantizations.configure_quantization(config)
   model = models.Transformer(config, mesh, quant=quant, rngs=rngs)
+  _set_llama3_rope_factor(model, config)
   return quantizations.maybe_quantize_model(model, config)
+
+
+class Llama3RotaryEmbedding(embeddings.LLaMARotaryEmbedding):
+  """MaxText's `rope_type: llama3.1` with a factor of its own; MaxText's has 8 built in, Llama 3.2 has 32."""
+
+  factor: int = 8
+
+  def _apply_scaling_factor(self, freq: jax.Array) -> jax.Array:
+    """Llama 3's rule: waves longer than 8192 slowed by `factor`, those shorter than 2048 not, between them a ramp."""
+    turns_in_context = 8192 * freq / (2 * jnp.pi)
+    kept = jnp.clip((turns_in_context - 1) / 3, 0, 1)
+    return freq * (kept + (1 - kept) / self.factor)
+
+
+def _set_llama3_rope_factor(model: nnx.Module, config: MaxTextConfig) -> None:
+  """Gives a fresh model's rotary embeddings the configuration's `rope_factor`, where `rope_type` is `llama3.1`.
+
+  MaxText reads `rope_factor` for YaRN alone, so its default there stands for the factor that is built in.
+  """
+  if config.rope_factor in (UNSET_ROPE_FACTOR, Llama3RotaryEmbedding.factor):
+    return
+  for _, node in list(nnx.iter_graph(model)):
+    rotary = getattr(node, "rotary_embedding", None)
+    if isinstance(rotary, embeddings.LLaMARotaryEmbedding):
+      scaled = Llama3RotaryEmbedding(
+        min_timescale=rotary.min_timescale,
+        max_timescale=rotary.max_timescale,
+        mesh=rotary.mesh,
+        embedding_dims=rotary.embedding_dims,
+        cast_as_fprop_dtype=rotary.cast_as_fprop_dtype,
+        fprop_dtype=rotary.fprop_dtype,
+        use_scale=rotary.use_scale,
+        shard_mode=rotary.shard_mode,
+      )
+      scaled.factor = config.rope_factor
+      node.rotary_embedding = scaled
 
 
 def pretraining_state(config: MaxTextConfig, mesh: Mesh) -> PretrainingState:

@@ -50,3 +50,14 @@ def throughput_metrics(
     return values
 
   return metrics
+
+
+def compiler_options(platform: str) -> dict[str, str]:
+  """XLA options under which a training step is fastest on `platform`, for `jax.stages.Lowered.compile`.
+
+  On the CPU, XLA's YNNPACK library also takes reductions and elementwise chains out of the fusions around them; with
+  matrix products alone a step of a small transformer takes 0.84 of the time (measured with jax 0.11.2, 2 cores).
+  """
+  if platform == "cpu":
+    return {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_DOT"}
+  return {}

@@ -41,7 +41,7 @@ def trainer(monkeypatch: pytest.MonkeyPatch):
 
 
 def raising(error: BaseException):
-  def main(config, *, dry_run):
+  def main(config, *, dry_run, prepared):
     raise error
 
   return main
@@ -96,7 +96,7 @@ def test_wrong_command_lines(argv: list[str], line: str, config_file: str, capsy
 def test_trainer_gets_the_configuration(order: list[str], config_file: str, trainer):
   seen = {}
 
-  def main(config, *, dry_run):
+  def main(config, *, dry_run, prepared):
     seen.update(steps=config.steps, dry_run=dry_run)
     return 143
 

@@ -14,9 +14,8 @@ import jax
 from etils import epath
 from orbax.checkpoint import v1 as ocp
 
+from maxtext_posttrain.checkpointing.metadata import DATA_POSITION as DATA_POSITION
 from maxtext_posttrain.errors import CheckpointError
-
-DATA_POSITION = "post_train_iter"
 
 
 class PositionedIterator(Protocol):

@@ -173,7 +173,7 @@ def to_pretraining(plan: LayoutPlan, live: nnx.State, target: nnx.State) -> nnx.
   leaves = {path: flat[source] for path, source in plan.moved.items()}
   for path in plan.counted:
     leaves[path] = updates
-  return _replace_leaves(target, leaves)
+  return replace_leaves(target, leaves)
 
 
 def kept_wrapper_values(plan: LayoutPlan, live: nnx.State) -> dict[str, dict[str, Any]]:
@@ -211,7 +211,7 @@ def from_pretraining(
   flat = flatten_state(live)
   leaves: FlatState = {source: restored[path] for path, source in plan.moved.items() if path in restored}
   if not (plan.wrapper_counts or plan.wrapper_zeros or plan.wrapper_values):
-    return _replace_leaves(live, leaves)
+    return replace_leaves(live, leaves)
   updates = _number_of_updates(restored, flat, plan)
   for path in plan.wrapper_counts:
     leaves[path] = _like(updates, flat[path])
@@ -224,7 +224,7 @@ def from_pretraining(
       leaves[path] = _like(value, flat[path])
     elif path == STEP:
       leaves[path] = _like(updates * micro_steps_per_update, flat[path])
-  return _replace_leaves(live, leaves)
+  return replace_leaves(live, leaves)
 
 
 def strip_wrappers(opt_state: Any) -> Any:
@@ -469,7 +469,7 @@ def _is_step_cast(have: Any, want: Any) -> bool:
   return have.shape == () and {str(have.dtype), str(want.dtype)} == {"uint32", "int32"}
 
 
-def _replace_leaves(state: nnx.State, leaves: Mapping[Path, Any]) -> nnx.State:
+def replace_leaves(state: nnx.State, leaves: Mapping[Path, Any]) -> nnx.State:
   """`state` with the leaves named in `leaves` replaced, cast to the integer type that stands there."""
   replaced = []
   for path, variable in nnx.to_flat_state(state):

@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 ITEMS = "items"
 TUNIX_PARAMS = "model_params"
 TUNIX_OPTIMIZER = "optimizer_state"
+DATA_POSITION = "post_train_iter"
 
 Layout = Literal["maxtext", "tunix"]
 KeyPath = tuple[str | int, ...]

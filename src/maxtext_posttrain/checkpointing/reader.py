@@ -125,20 +125,32 @@ def _read_tunix(
   *,
   with_optimizer: bool,
 ) -> RestoredState:
-  params_state, _, _ = maxtext_api.split_for_checkpoint(target)
+  params_state, aux_state, _ = maxtext_api.split_for_checkpoint(target)
   target_flat = layout.flatten_state(target)
   wanted_params = [path[1:] for path in layout.flatten_state(params_state) if path[:1] == layout.MODEL]
   have_params = flatten_tree(tunix_layout.unbox(stored.trees[TUNIX_PARAMS]))
   depth = layout.find_adapter_depth(have_params, dict.fromkeys(wanted_params))
   prefix = (layout.ADAPTER_CHILD,) * depth
-  sources: dict[str, dict[Path, Path]] = {
-    TUNIX_PARAMS: {(*layout.MODEL, *path): (*prefix, *path) for path in wanted_params}
-  }
+  # Buffers lie among the weights; those that an older model had not keep their fresh value, as in `items`.
+  buffers = [
+    layout.as_path(path[1:])
+    for path, variable in nnx.to_flat_state(aux_state)
+    if not isinstance(variable, nnx.RngState)
+  ]
+  wanted = [*wanted_params, *(path for path in buffers if (*prefix, *path) in have_params)]
+  sources: dict[str, dict[Path, Path]] = {TUNIX_PARAMS: {(*layout.MODEL, *path): (*prefix, *path) for path in wanted}}
   notes = ["written in Tunix's layout; the next save is in MaxText's", "rng state of Tunix's layout is not used"]
-  missing = [layout.format_path(path) for path, source in sources[TUNIX_PARAMS].items() if source not in have_params]
-  layout.raise_problems(
-    f"checkpoint {stored.root / TUNIX_PARAMS} does not fit the model", (f"{name}: missing" for name in missing)
-  )
+  problems = [
+    f"{layout.format_path(path)}: missing"
+    for path, source in sources[TUNIX_PARAMS].items()
+    if source not in have_params
+  ]
+  problems += [
+    f"{layout.format_path(path)}: in the checkpoint, but not in the model"
+    for path in have_params
+    if (*layout.MODEL, *path[depth:]) not in target_flat and not _is_rng_state(path)
+  ]
+  layout.raise_problems(f"checkpoint {stored.root / TUNIX_PARAMS} does not fit the model", problems)
   counted: list[Path] = []
   have = {TUNIX_PARAMS: have_params}
   if with_optimizer and target_opt_state is not None:
@@ -174,6 +186,10 @@ def _read_tunix(
   return RestoredState(leaves, updates, tuple(notes))
 
 
+def _is_rng_state(path: Path) -> bool:
+  return path[-1] in ("key", "count") and not {"rngs", "dropout"}.isdisjoint(path)
+
+
 def _digit(key: str | int) -> str | int:
   return int(key) if isinstance(key, str) and key.isdigit() else key
 
@@ -181,11 +197,13 @@ def _digit(key: str | int) -> str | int:
 def _boxed_request(tree: Any, wanted: Mapping[Path, Any], path: Path = ()) -> Any:
   """The part of a stored tree that is wanted, with its `value` boxes, as abstract arrays."""
   if isinstance(tree, Mapping):
-    children = {
-      key: child
-      for key, value in tree.items()
-      if (child := _boxed_request(value, wanted, path if key == "value" else (*path, _digit(key)))) is not None
-    }
+    children: dict[str, Any] = {}
+    for key, value in tree.items():
+      # Attention has a module that is truly called `value`; a box has an array in it.
+      boxed = key == "value" and len(tree) == 1 and not isinstance(value, Mapping)
+      child = _boxed_request(value, wanted, path if boxed else (*path, _digit(key)))
+      if child is not None:
+        children[key] = child
     return children or None
   return _abstract(wanted[path]) if isinstance(tree, StoredArray) and path in wanted else None
 

@@ -3,15 +3,34 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from maxtext_posttrain.ahead import run_ahead
 from maxtext_posttrain.commands import TRAINERS
 from maxtext_posttrain.errors import ConfigError
 
-TrainerMain = Callable[..., int]
+if TYPE_CHECKING:
+  from maxtext_posttrain.config import Config
+  from maxtext_posttrain.data import PreparedData
+
+
+@dataclass(frozen=True)
+class TrainerCommand:
+  """A trainer's two halves.
+
+  Attributes:
+    prepare_data: reads and tokenises; needs neither JAX nor MaxText, and starts while they are imported.
+    load_main: imports the trainer; returns its `main(config, dry_run=..., prepared=...)`.
+  """
+
+  prepare_data: Callable[[Config], PreparedData]
+  load_main: Callable[[], Callable[..., int]]
+
 
 _OPTIONS = {
   "--dry-run": "build everything, print the plan, train nothing",
@@ -44,13 +63,13 @@ class _Arguments:
   options: frozenset[str]
 
 
-def run_trainer(trainer: str, arguments: Sequence[str], load: Callable[[], TrainerMain]) -> int:
+def run_trainer(trainer: str, arguments: Sequence[str], command: TrainerCommand) -> int:
   """Runs one trainer's command line.
 
   Args:
     trainer: its name.
     arguments: what follows the name.
-    load: imports the trainer, which takes seconds; returns its `main(config, dry_run=...)`.
+    command: what reads its data and what trains.
 
   Returns:
     The exit code.
@@ -70,9 +89,15 @@ def run_trainer(trainer: str, arguments: Sequence[str], load: Callable[[], Train
   if "--print-config" in parsed.options:
     print(describe_config(config))
     return 0
+  prepared = run_ahead(functools.partial(_prepare, command, config))
   with quiet_imports(show=config.maxtext_log):
-    main = load()
-  return main(config, dry_run="--dry-run" in parsed.options)
+    main = command.load_main()
+  return main(config, dry_run="--dry-run" in parsed.options, prepared=prepared)
+
+
+def _prepare(command: TrainerCommand, config: Config) -> PreparedData:
+  with quiet_imports(show=config.maxtext_log):
+    return command.prepare_data(config)
 
 
 @contextlib.contextmanager

@@ -2,7 +2,15 @@
 
 from maxtext_posttrain.data.batches import BATCH_KEYS, Batch
 from maxtext_posttrain.data.options import DataOptions
-from maxtext_posttrain.data.pipeline import BatchIterator, SftDataset, build_eval_dataset, build_train_dataset
+from maxtext_posttrain.data.pipeline import (
+  BatchIterator,
+  PreparedData,
+  PreparedRows,
+  SftDataset,
+  prepare_chats,
+  prepare_eval_rows,
+  prepare_train_rows,
+)
 from maxtext_posttrain.data.report import DataReport
 from maxtext_posttrain.data.step_budget import StepBudgetedIterator, group_batches
 
@@ -12,9 +20,12 @@ __all__ = [
   "BatchIterator",
   "DataOptions",
   "DataReport",
+  "PreparedData",
+  "PreparedRows",
   "SftDataset",
   "StepBudgetedIterator",
-  "build_eval_dataset",
-  "build_train_dataset",
   "group_batches",
+  "prepare_chats",
+  "prepare_eval_rows",
+  "prepare_train_rows",
 ]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,27 +20,37 @@ from tunix.sft import peft_trainer, profiler
 from maxtext_posttrain import maxtext_api
 from maxtext_posttrain.checkpointing.manager import MaxTextLayoutCheckpointManager, install
 from maxtext_posttrain.config.saved import save_config
-from maxtext_posttrain.data import BATCH_KEYS, BatchIterator, SftDataset, StepBudgetedIterator, group_batches
+from maxtext_posttrain.data import (
+  BATCH_KEYS,
+  BatchIterator,
+  PreparedData,
+  SftDataset,
+  StepBudgetedIterator,
+  group_batches,
+)
 from maxtext_posttrain.errors import CheckpointError, ConfigError, TrainingError
 from maxtext_posttrain.maxtext_api import MaxTextConfig, PretrainingState
 from maxtext_posttrain.optimizer import add_gradient_clipping
-from maxtext_posttrain.performance import peak_tflops, throughput_metrics
+from maxtext_posttrain.performance import compiler_options, peak_tflops, throughput_metrics
 from maxtext_posttrain.report import Reporter
-from maxtext_posttrain.tokenizers import configured_tokenizer
 from maxtext_posttrain.trainers import plan
 from maxtext_posttrain.trainers.loop import PostTrainer
 from maxtext_posttrain.trainers.objective import Objective
+from maxtext_posttrain.trainers.record import leaving_report, wandb_loggers
 from maxtext_posttrain.trainers.signals import StopRequest
 from maxtext_posttrain.trainers.train_step import CompiledSteps, StepSettings, make_eval_step, make_train_step
 
 
-def run(objective: Objective, config: Any, *, dry_run: bool = False) -> int:
+def run(
+  objective: Objective, config: Any, *, dry_run: bool = False, prepared: Callable[[], PreparedData] | None = None
+) -> int:
   """Post-trains as configured.
 
   Args:
     objective: what the trainer states.
     config: the validated configuration of the run.
     dry_run: build everything, print the plan, train nothing and write nothing.
+    prepared: waits for the run's data, where something reads them already; see `maxtext_posttrain.ahead`.
 
   Returns:
     The process's exit code: 0 for a finished run, 143 or 130 after a signal.
@@ -48,7 +59,7 @@ def run(objective: Objective, config: Any, *, dry_run: bool = False) -> int:
     PostTrainError: one line on what ended the run.
   """
   with StopRequest().listening() as stop:
-    session = Session(objective, config, with_weights=not dry_run)
+    session = Session(objective, config, with_weights=not dry_run, prepared=prepared)
     if dry_run:
       session.print_plan()
       return 0
@@ -86,17 +97,26 @@ class Session:
 
   trainer: PostTrainer
 
-  def __init__(self, objective: Objective, config: Any, *, with_weights: bool = True):
+  def __init__(
+    self,
+    objective: Objective,
+    config: Any,
+    *,
+    with_weights: bool = True,
+    prepared: Callable[[], PreparedData] | None = None,
+  ):
     """Builds the model, the data and the compiled steps; writes nothing.
 
     Args:
       objective: what the trainer states.
       config: the validated configuration.
       with_weights: False plans only, and allocates no weights.
+      prepared: waits for data that are being read already; without it they are read here.
     """
     self.started = time.perf_counter()
     self.objective = objective
     self.config = config
+    self._prepared = prepared or functools.partial(objective.prepare_data, config)
     maxtext_api.quiet_logs(show=config.maxtext_log)
     maxtext_api.use_pretraining_prng()
     overrides = absolute_paths(config.maxtext_overrides())
@@ -140,19 +160,16 @@ class Session:
         f"per_device_batch_size={self.maxtext.per_device_batch_size}: {self.maxtext.micro_batch_size_to_train_on}"
         f" sequences (evaluation: {self.maxtext.micro_batch_size_to_eval_on}) can't be shared by {processes} processes"
       )
-    train, evaluation = self.objective.datasets(
-      self.config,
-      configured_tokenizer(self.config),
-      batch_size=batch_size,
-      eval_batch_size=eval_batch_size,
-      process_index=jax.process_index(),
-      process_count=processes,
-    )
-    for name, dataset in (("data", train), ("evaluation data", evaluation)):
-      if dataset is not None:
-        for line in dataset.report.lines():
+    data = self._prepared()
+    for name, rows in (("data", data.train), ("evaluation data", data.evaluation)):
+      if rows is not None:
+        for line in rows.report.lines():
           print(f"{name}: {line}", flush=True)
-    return Datasets(train, evaluation)
+    sharding = {"process_index": jax.process_index(), "process_count": processes}
+    return Datasets(
+      data.train.dataset(batch_size=batch_size, **sharding),
+      None if data.evaluation is None else data.evaluation.dataset(batch_size=eval_batch_size, **sharding),
+    )
 
   def _compile(self) -> CompiledSteps:
     config, mesh = self.maxtext, self.mesh
@@ -178,14 +195,15 @@ class Session:
         out_shardings=(shardings, NamedSharding(mesh, PartitionSpec())),
       )
       shape = (config.gradient_accumulation_steps, config.micro_batch_size_to_train_on, config.max_target_length)
-      train = train_step.lower(state, self._abstract_batch(shape)).compile()
+      options = compiler_options(mesh.devices.flat[0].platform)
+      train = train_step.lower(state, self._abstract_batch(shape)).compile(options)
       evaluate = None
       if config.eval_interval > 0:
         eval_step = jax.jit(
           make_eval_step(self.graphdef, loss, self.objective.weight), in_shardings=(shardings, self.batch_sharding)
         )
         shape = (1, config.micro_batch_size_to_eval_on, config.max_target_length)
-        evaluate = eval_step.lower(state, self._abstract_batch(shape)).compile()
+        evaluate = eval_step.lower(state, self._abstract_batch(shape)).compile(options)
     return CompiledSteps(train, evaluate, train.memory_analysis(), time.perf_counter() - started)
 
   def _abstract_batch(self, shape: tuple[int, ...]) -> dict[str, jax.ShapeDtypeStruct]:
@@ -225,6 +243,7 @@ class Session:
         total_steps=mt.steps,
         completed_steps=completed,
         tensorboard_directory=mt.tensorboard_dir if mt.enable_tensorboard else None,
+        loggers=wandb_loggers(self),
         log_every=config.log_every,
       )
       budget = StepBudgetedIterator(
@@ -245,7 +264,8 @@ class Session:
       reporter.line(
         f"{self.objective.name}: step {completed} of {mt.steps}, ready after {time.perf_counter() - self.started:.1f} s"
       )
-      with contextlib.closing(manager), contextlib.closing(batches), contextlib.closing(reporter):
+      report = leaving_report(self, reporter, completed=completed, stop=stop)
+      with report, contextlib.closing(manager), contextlib.closing(batches), contextlib.closing(reporter):
         trainer.run(self._evaluation_pass())
       done = trainer.train_steps
       if done < mt.steps and not (budget.exhausted or stop()):

@@ -8,9 +8,8 @@ from typing import Any
 import jax
 from flax import nnx
 
-from maxtext_posttrain.data import SftDataset
+from maxtext_posttrain.data import PreparedData
 from maxtext_posttrain.maxtext_api import MaxTextConfig
-from maxtext_posttrain.tokenizers import Tokenizer
 from maxtext_posttrain.trainers.train_step import Batch
 
 
@@ -20,14 +19,8 @@ class Objective(abc.ABC):
   name: str
 
   @abc.abstractmethod
-  def datasets(self, config: Any, tokenizer: Tokenizer | None, **sharding: int) -> tuple[SftDataset, SftDataset | None]:
-    """The training data, and the evaluation data where the configuration names any.
-
-    Args:
-      config: the run's configuration.
-      tokenizer: None where the data needs none (synthetic).
-      **sharding: `batch_size`, `eval_batch_size`, `process_index` and `process_count`.
-    """
+  def prepare_data(self, config: Any) -> PreparedData:
+    """Reads and tokenises the run's data; may run before MaxText is imported, in another process."""
 
   @abc.abstractmethod
   def loss(

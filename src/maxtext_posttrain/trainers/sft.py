@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -9,10 +10,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from maxtext_posttrain import maxtext_api
-from maxtext_posttrain.data import SftDataset, build_eval_dataset, build_train_dataset
+from maxtext_posttrain.data import PreparedData, prepare_chats
 from maxtext_posttrain.losses.sft import sft_loss_sum
 from maxtext_posttrain.maxtext_api import MaxTextConfig
-from maxtext_posttrain.tokenizers import Tokenizer
 from maxtext_posttrain.trainers import base
 from maxtext_posttrain.trainers.objective import Objective
 from maxtext_posttrain.trainers.train_step import Batch
@@ -23,12 +23,9 @@ class SFT(Objective):
 
   name = "sft"
 
-  def datasets(self, config: Any, tokenizer: Tokenizer | None, **sharding: int) -> tuple[SftDataset, SftDataset | None]:
-    """Chats as token batches with MaxText's keys; see `maxtext_posttrain.data`."""
-    eval_batch_size = sharding.pop("eval_batch_size")
-    train = build_train_dataset(config, tokenizer, **sharding)
-    sharding["batch_size"] = eval_batch_size
-    return train, build_eval_dataset(config, tokenizer, **sharding)
+  def prepare_data(self, config: Any) -> PreparedData:
+    """Chats; see `maxtext_posttrain.data`."""
+    return prepare_chats(config)
 
   def loss(
     self, config: MaxTextConfig, model: nnx.Module, batch: Batch, is_train: bool
@@ -49,6 +46,6 @@ class SFT(Objective):
     return jnp.sum(batch["targets_segmentation"] != 0)
 
 
-def main(config: Any, *, dry_run: bool = False) -> int:
-  """Runs SFT as configured; returns the process's exit code."""
-  return base.run(SFT(), config, dry_run=dry_run)
+def main(config: Any, *, dry_run: bool = False, prepared: Callable[[], PreparedData] | None = None) -> int:
+  """Runs SFT as configured; returns the process's exit code. See `base.run`."""
+  return base.run(SFT(), config, dry_run=dry_run, prepared=prepared)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from data_fakes import make_config
 
-from maxtext_posttrain.data import build_train_dataset
+from maxtext_posttrain.data import prepare_train_rows
 from maxtext_posttrain.tokenizers import build_tokenizer
 
 ROWS = Path(__file__).parents[4] / "shared" / "data" / "gsm8k" / "test.jsonl"
@@ -33,7 +33,7 @@ def rows_file(tmp_path_factory):
 
 def build(rows_file, tokenizer, **changes):
   options = {"hf_train_files": rows_file, "vocab_size": 32000, "packing": True, "max_target_length": 1024} | changes
-  return build_train_dataset(make_config(**options), tokenizer, batch_size=4)
+  return prepare_train_rows(make_config(**options), tokenizer).dataset(batch_size=4)
 
 
 def trained_texts(dataset, tokenizer):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from data_fakes import ASSISTANT, BOS, END, USER, CharTokenizer, make_config, question_rows, write_jsonl
 
-from maxtext_posttrain.data import BATCH_KEYS, StepBudgetedIterator, build_eval_dataset, build_train_dataset
+from maxtext_posttrain.data import BATCH_KEYS, StepBudgetedIterator, prepare_eval_rows, prepare_train_rows
 from maxtext_posttrain.errors import DataError
 
 
@@ -19,13 +19,8 @@ def rows_file(tmp_path):
 
 
 def build(path, tokenizer=None, *, batch_size=2, process_index=0, process_count=1, **changes):
-  return build_train_dataset(
-    make_config(hf_train_files=str(path), **changes),
-    tokenizer or CharTokenizer(),
-    batch_size=batch_size,
-    process_index=process_index,
-    process_count=process_count,
-  )
+  rows = prepare_train_rows(make_config(hf_train_files=str(path), **changes), tokenizer or CharTokenizer())
+  return rows.dataset(batch_size=batch_size, process_index=process_index, process_count=process_count)
 
 
 def take(iterator, count=None):
@@ -329,23 +324,24 @@ def test_budget_over_a_finite_and_an_endless_data_set(rows_file):
 
 def test_grain_reads_the_same_files(rows_file):
   config = make_config(dataset_type="grain", grain_train_files=rows_file)
-  dataset = build_train_dataset(config, CharTokenizer(), batch_size=2)
+  dataset = prepare_train_rows(config, CharTokenizer()).dataset(batch_size=2)
   assert_same(take(dataset.iterator()), take(build(rows_file).iterator()))
 
 
 def test_evaluation_is_one_pass_in_order_or_none(rows_file):
   config = make_config(hf_eval_files=rows_file, num_epoch=None, enable_data_shuffling=True, packing=True)
-  dataset = build_eval_dataset(config, CharTokenizer(), batch_size=5)
-  assert dataset is not None
+  rows = prepare_eval_rows(config, CharTokenizer())
+  assert rows is not None
+  dataset = rows.dataset(batch_size=5)
   assert dataset.total_batches == dataset.batches_per_epoch
   assert sorted(trained_texts(take(dataset.iterator()))) == sorted(row["answer"] for row in question_rows(23))
-  assert build_eval_dataset(make_config(), CharTokenizer(), batch_size=5) is None
-  assert build_eval_dataset(make_config(dataset_type="synthetic"), None, batch_size=5) is None
+  assert prepare_eval_rows(make_config(), CharTokenizer()) is None
+  assert prepare_eval_rows(make_config(dataset_type="synthetic"), None) is None
 
 
 def test_synthetic_data():
   config = make_config(dataset_type="synthetic", num_epoch=1, enable_data_shuffling=True, packing=True)
-  dataset = build_train_dataset(config, None, batch_size=2)
+  dataset = prepare_train_rows(config, None).dataset(batch_size=2)
   assert dataset.total_batches is None
   iterator = dataset.iterator()
   batches = [next(iterator) for _ in range(3)]
@@ -363,13 +359,20 @@ def test_synthetic_data():
   assert len(np.unique(seen, axis=0)) == 6
   assert 0 <= seen.min() <= seen.max() < 128
   config.data_shuffle_seed = 1
-  other = take(build_train_dataset(config, None, batch_size=2).iterator(), 1)[0]
+  other = take(prepare_train_rows(config, None).dataset(batch_size=2).iterator(), 1)[0]
   assert not (other["inputs"] == batch["inputs"]).all()
+
+
+def test_the_first_examples_are_kept_as_text(rows_file):
+  rows = prepare_train_rows(make_config(hf_train_files=str(rows_file)), CharTokenizer())
+  trained = ["".join(span.text for span in sample.spans if span.trained) for sample in rows.samples]
+  assert trained == [row["answer"] + chr(END) for row in question_rows(3)]
+  assert rows.dataset(batch_size=1).samples is rows.samples
 
 
 def test_real_data_need_a_tokenizer(rows_file):
   with pytest.raises(ValueError, match="needs a tokenizer"):
-    build_train_dataset(make_config(hf_train_files=rows_file), None, batch_size=1)
+    prepare_train_rows(make_config(hf_train_files=rows_file), None)
 
 
 def test_a_pad_id_outside_the_vocabulary_is_refused(rows_file):

@@ -1,0 +1,20 @@
+"""What MaxText, Tunix, Orbax and JAX log, turned on or off; imports none of them."""
+
+from __future__ import annotations
+
+import logging
+
+from absl import logging as absl_logging
+
+
+def quiet_logs(show: bool) -> None:
+  """Turns what MaxText, Tunix and Orbax log on or off.
+
+  Off, their errors show, but not those that go through absl and asyncio: Orbax logs a traceback for each thread of a
+  save that fails and each array that can't be read, beside what it raises.
+  """
+  level = logging.INFO if show else logging.ERROR
+  for name in ("maxtext", "tunix", "orbax", "jax"):
+    logging.getLogger(name).setLevel(level)
+  logging.getLogger("asyncio").setLevel(logging.INFO if show else logging.CRITICAL)
+  absl_logging.set_verbosity(absl_logging.INFO if show else absl_logging.FATAL)
