@@ -11,6 +11,7 @@ from orbax.checkpoint import v1 as ocp
 from maxtext_posttrain import maxtext_api
 
 _BYTES_PER_GB = 10**9
+_NO_ARRAY_IS_LARGER = 2**62
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +78,9 @@ class StorageOptions:
       ocdbt_target_data_file_size_bytes=self.target_file_bytes,
       partial_load=True,
     )
+    # With any bound on writes Orbax writes arrays as they come; without one it gathers them in a single transaction,
+    # which takes longer. An array above the bound could not be saved.
+    context.memory.write_concurrent_bytes = _NO_ARRAY_IS_LARGER
     if self.device_host_gb:
       context.memory.transfer_concurrent_bytes = self.device_host_gb * _BYTES_PER_GB
     return context
