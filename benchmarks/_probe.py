@@ -148,6 +148,8 @@ def main() -> None:
   # As `python -m` has them.
   sys.path[0] = str(Path.cwd())
   sys.argv = [module, *arguments]
+  # Where Weights & Biases is installed, Tunix logs to it unasked, and stops where it is not logged in.
+  sys.modules["wandb"] = None  # type: ignore[assignment]
   try:
     runpy.run_module(module, run_name="__main__", alter_sys=True)
   finally:

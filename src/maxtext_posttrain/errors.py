@@ -47,3 +47,15 @@ class CheckpointError(PostTrainError):
 
 class TrainingError(PostTrainError):
   """Training itself failed, for example on a gradient that is not finite."""
+
+
+class ReportError(PostTrainError):
+  """A report's page can't be made of what a run left, or can't be written."""
+
+
+class ModelError(PostTrainError):
+  """A model's files could not be read, recognised, converted or written."""
+
+
+class GenerationError(PostTrainError):
+  """Text could not be generated: a prompt, an option or the model does not allow it."""

@@ -21,18 +21,21 @@ import pydantic
 from flax import nnx
 from flax.core.spmd import logical_axis_rules
 from jax.sharding import Mesh
-from maxtext.common import checkpoint_context, train_state_nnx
+from maxtext.common import checkpoint_context, common_types, train_state_nnx
 from maxtext.configs import pyconfig
-from maxtext.layers import quantizations
+from maxtext.layers import attentions, embeddings, quantizations
 from maxtext.models import models
 from maxtext.optimizers import optimizers
 from maxtext.utils import maxtext_utils, maxtext_utils_nnx, sharding
 
-from maxtext_posttrain.errors import ConfigError
+from maxtext_posttrain.errors import ConfigError, GenerationError
 from maxtext_posttrain.logs import quiet_logs as quiet_logs
 
 PRNG_IMPL = "unsafe_rbg"
 """The key implementation real pre-training sets; its checkpoints hold keys of this shape, (4,) uint32."""
+
+UNSET_ROPE_FACTOR = 40
+"""MaxText's default of `rope_factor`."""
 
 TrainStateNNX = train_state_nnx.TrainStateNNX
 to_checkpoint_dict = train_state_nnx.to_checkpoint_dict
@@ -142,7 +145,44 @@ def _create_model(config: MaxTextConfig, mesh: Mesh) -> nnx.Module:
   rngs = maxtext_utils_nnx.create_nnx_rngs(config)
   quant: Any = quantizations.configure_quantization(config)
   model = models.Transformer(config, mesh, quant=quant, rngs=rngs)
+  _set_llama3_rope_factor(model, config)
   return quantizations.maybe_quantize_model(model, config)
+
+
+class Llama3RotaryEmbedding(embeddings.LLaMARotaryEmbedding):
+  """MaxText's `rope_type: llama3.1` with a factor of its own; MaxText's has 8 built in, Llama 3.2 has 32."""
+
+  factor: int = 8
+
+  def _apply_scaling_factor(self, freq: jax.Array) -> jax.Array:
+    """Llama 3's rule: waves longer than 8192 slowed by `factor`, those shorter than 2048 not, between them a ramp."""
+    turns_in_context = 8192 * freq / (2 * jnp.pi)
+    kept = jnp.clip((turns_in_context - 1) / 3, 0, 1)
+    return freq * (kept + (1 - kept) / self.factor)
+
+
+def _set_llama3_rope_factor(model: nnx.Module, config: MaxTextConfig) -> None:
+  """Gives a fresh model's rotary embeddings the configuration's `rope_factor`, where `rope_type` is `llama3.1`.
+
+  MaxText reads `rope_factor` for YaRN alone, so its default there stands for the factor that is built in.
+  """
+  if config.rope_factor in (UNSET_ROPE_FACTOR, Llama3RotaryEmbedding.factor):
+    return
+  for _, node in list(nnx.iter_graph(model)):
+    rotary = getattr(node, "rotary_embedding", None)
+    if isinstance(rotary, embeddings.LLaMARotaryEmbedding):
+      scaled = Llama3RotaryEmbedding(
+        min_timescale=rotary.min_timescale,
+        max_timescale=rotary.max_timescale,
+        mesh=rotary.mesh,
+        embedding_dims=rotary.embedding_dims,
+        cast_as_fprop_dtype=rotary.cast_as_fprop_dtype,
+        fprop_dtype=rotary.fprop_dtype,
+        use_scale=rotary.use_scale,
+        shard_mode=rotary.shard_mode,
+      )
+      scaled.factor = config.rope_factor
+      node.rotary_embedding = scaled
 
 
 def pretraining_state(config: MaxTextConfig, mesh: Mesh) -> PretrainingState:
@@ -225,3 +265,114 @@ def pop_load_balance_loss(model: nnx.Module) -> jax.Array | None:
   intermediates = nnx.pop(model, nnx.Intermediate).to_pure_dict()
   losses = maxtext_utils.collect_intermediates_by_suffix(intermediates, "moe_lb_loss")
   return jnp.mean(jnp.concatenate(losses)) if losses else None
+
+
+def inference_config(config: MaxTextConfig, platform: str) -> MaxTextConfig:
+  """`config` for generating: layers apart, since a scan would copy each layer's weights for each token.
+
+  On anything but a TPU the cache lies [batch, heads, length, head dim], so that attention reads it as it is.
+  """
+  update: dict[str, Any] = {
+    "scan_layers": False,
+    "remat_policy": "none",
+    "attention": "dot_product" if config.attention == "dot_product" else "autoselected",
+  }
+  if platform != "tpu":
+    order = "0,2,1,3"
+    update |= {"prefill_cache_axis_order": order, "ar_cache_axis_order": order, "compute_axis_order": order}
+  return MaxTextConfig(config._pydantic_config.model_copy(update=update))
+
+
+_GENERATING = frozenset(
+  common_types.DecoderBlockType(name)
+  for name in ("llama2", "mistral", "mixtral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3")
+)
+_NOT_GENERATING = ("use_multimodal", "use_audio", "quantize_kvcache", "using_pipeline_parallelism", "moba", "fused_qkv")
+
+
+def decoding_model(config: MaxTextConfig, mesh: Mesh) -> nnx.Module:
+  """The abstract model of an `inference_config`, without caches.
+
+  Raises:
+    GenerationError: its architecture, or something it is configured with, is none we generate with.
+  """
+  if config.decoder_block not in _GENERATING:
+    known = ", ".join(sorted(block.value for block in _GENERATING))
+    raise GenerationError(f"decoder_block={config.decoder_block.value}: text can be generated with {known}")
+  for key in _NOT_GENERATING:
+    if getattr(config, key, False):
+      raise GenerationError(f"{key}={getattr(config, key)}: text can't be generated with it; set {key}=false")
+  with logical_axis_rules(config.logical_axis_rules):
+    return nnx.eval_shape(lambda: _create_model(config, mesh))
+
+
+def _attentions(model: nnx.Module) -> list[Any]:
+  return [module for _, module in nnx.iter_modules(model) if isinstance(module, attentions.Attention)]
+
+
+def add_kv_caches(model: nnx.Module, *, batch: int, prompt_length: int, new_tokens: int) -> None:
+  """Gives each attention an empty cache of MaxText's: `prompt_length` columns for prompts, then one per new token."""
+  for attention in _attentions(model):
+    attention.max_prefill_predict_length = prompt_length
+    attention.max_target_length = prompt_length + new_tokens
+    attention.model_mode = common_types.MODEL_MODE_AUTOREGRESSIVE
+    attention.KVCache_0 = nnx.data(attention.init_kv_caches(inputs_kv_shape=(batch, 1, 1)))
+
+
+def prefill(model: nnx.Module, tokens: jax.Array, lengths: jax.Array) -> None:
+  """Fills the caches with the keys and values of prompts.
+
+  Args:
+    model: with caches; afterwards it decodes, and does nothing else.
+    tokens: [batch, prompt_length] int32, padded on the right.
+    lengths: [batch] int32, of the prompts.
+  """
+  columns = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+  parts: Any = model
+  # The logits are left unused, so that XLA drops their computation.
+  parts.decoder(
+    shared_embedding=parts.token_embedder,
+    decoder_input_tokens=tokens,
+    decoder_positions=columns,
+    decoder_segment_ids=jnp.where(columns < lengths[:, None], common_types.DECODING_ACTIVE_SEQUENCE_INDICATOR, 0),
+    deterministic=True,
+    model_mode=common_types.MODEL_MODE_PREFILL,
+  )
+  for attention in _attentions(model):
+    # MaxText measures a window from the end of the cache, whose columns are not all filled: `decode` masks instead.
+    attention.attention_op.attention_type = common_types.AttentionType.GLOBAL
+
+
+def decode(model: nnx.Module, tokens: jax.Array, lengths: jax.Array, step: jax.Array) -> jax.Array:
+  """Puts one more token of each sequence into the caches; returns the logits of the next, [batch, vocab].
+
+  Args:
+    model: after `prefill`.
+    tokens: [batch] int32.
+    lengths: [batch] int32, of the prompts as `prefill` had them.
+    step: scalar int32, calls before this one.
+  """
+  positions = lengths + step
+  for attention in _attentions(model):
+    if attention.attention_type == common_types.AttentionType.LOCAL_SLIDING:
+      _mask_window(attention.KVCache_0, attention.sliding_window_size, lengths, step)
+  parts: Any = model
+  logits = parts(
+    decoder_input_tokens=tokens[:, None],
+    decoder_positions=positions[:, None],
+    enable_dropout=False,
+    model_mode=common_types.MODEL_MODE_AUTOREGRESSIVE,
+  )
+  return logits[:, 0].astype(jnp.float32)
+
+
+def _mask_window(cache: Any, window: int, lengths: jax.Array, step: jax.Array) -> None:
+  """Marks which columns of a cache the token at `lengths + step` sees: those less than `window` before it."""
+  active = common_types.DECODING_ACTIVE_SEQUENCE_INDICATOR
+  columns = jnp.arange(cache.max_prefill_length)
+  prompt = (columns < lengths[:, None]) & (columns > lengths[:, None] + step - window)
+  cache.cache_prefill_segment_id.set_value(jnp.where(prompt, active, 0))
+  columns = jnp.arange(cache.max_target_length - cache.max_prefill_length)
+  new = (columns < step) & (columns > step - window)
+  ids = cache.cache_ar_segment_id
+  ids.set_value(jnp.where(jnp.broadcast_to(new, ids.get_value().shape), active, 0))

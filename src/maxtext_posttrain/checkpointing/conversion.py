@@ -154,7 +154,7 @@ def _pretraining_state(config: Config) -> PretrainingState:
   return maxtext_api.pretraining_state(maxtext, maxtext_api.build_mesh(maxtext))
 
 
-def _items(pretraining: PretrainingState, leaves: Mapping[layout.Path, Any]) -> dict[str, Any]:
+def _items(pretraining: PretrainingState, leaves: Mapping[KeyPath, Any]) -> dict[str, Any]:
   """The `items` tree of what was read; what was not, the rng state above all, is left out."""
   state: nnx.State = layout.replace_leaves(pretraining.state, leaves)
   tree = maxtext_api.to_checkpoint_dict(state)

@@ -31,7 +31,11 @@ class Command:
 
 TRAINERS = {"sft": Command("supervised fine-tuning on chat data", "sft")}
 TOOLS: dict[str, Command] = {
+  "import": Command("HuggingFace or GGUF weights into MaxText's items", "import_model"),
+  "export": Command("MaxText's items as a HuggingFace folder", "export_model"),
+  "generate": Command("completions of prompts by a model, or a chat with it", "generate"),
   "inspect": Command("what a checkpoint is, and whether pre-training can go on from it", "inspect_checkpoint"),
   "convert": Command("a checkpoint in Tunix's layout into one that pre-training resumes from", "convert_checkpoint"),
   "diff": Command("in which leaves two checkpoints differ, and by how much", "diff_checkpoints"),
+  "report": Command("the page of a run, or of several compared", "report"),
 }

@@ -90,18 +90,18 @@ def run_trainer(trainer: str, arguments: Sequence[str], command: TrainerCommand)
     print(describe_config(config))
     return 0
   prepared = run_ahead(functools.partial(_prepare, command, config))
-  with _quiet_imports(show=config.maxtext_log):
+  with quiet_imports(show=config.maxtext_log):
     main = command.load_main()
   return main(config, dry_run="--dry-run" in parsed.options, prepared=prepared)
 
 
 def _prepare(command: TrainerCommand, config: Config) -> PreparedData:
-  with _quiet_imports(show=config.maxtext_log):
+  with quiet_imports(show=config.maxtext_log):
     return command.prepare_data(config)
 
 
 @contextlib.contextmanager
-def _quiet_imports(*, show: bool) -> Iterator[None]:
+def quiet_imports(*, show: bool) -> Iterator[None]:
   """Keeps off the screen what MaxText and transformers print of absent optional parts while they are imported."""
   if show:
     yield

@@ -17,10 +17,19 @@ from maxtext_posttrain.config.checks import Checks
 from maxtext_posttrain.config.layers import resolve
 from maxtext_posttrain.config.lookup import Folders
 from maxtext_posttrain.config.schema import OUR_KEYS, OwnKey, Schema
-from maxtext_posttrain.config.view import Config, Group, describe_config
+from maxtext_posttrain.config.view import Config, Group, describe_config, shown_values
 from maxtext_posttrain.errors import ConfigError
 
-__all__ = ["OUR_KEYS", "Config", "Group", "OwnKey", "describe_config", "load_config", "load_model_config"]
+__all__ = [
+  "OUR_KEYS",
+  "Config",
+  "Group",
+  "OwnKey",
+  "describe_config",
+  "load_config",
+  "load_model_config",
+  "shown_values",
+]
 
 
 def load_config(argv: Sequence[str], *, trainer: str = "sft", environ: Mapping[str, str] | None = None) -> Config:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import glob
+import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,7 @@ class Checks:
     yield from self._evaluation()
     yield from self._files()
     yield from self._template()
+    yield from self._loggers()
 
   def model_problems(self) -> Iterator[str]:
     """The problems of a configuration that describes a model and asks for no training."""
@@ -267,6 +269,13 @@ class Checks:
       yield (
         f"{self._at('chat_template')}: is neither a file, nor Jinja text, nor a built-in template; built in are"
         f" {', '.join(names)}"
+      )
+
+  def _loggers(self) -> Iterator[str]:
+    if self._value("enable_wandb") and importlib.util.find_spec("wandb") is None:
+      yield (
+        f"{self._at('enable_wandb')}: the wandb package is not installed; pip install 'maxtext-posttrain[wandb]', or"
+        " set enable_wandb=false"
       )
 
   def _must_exist(self, name: str, path: str) -> Iterator[str]:

@@ -121,6 +121,12 @@ OUR_KEYS: Mapping[str, OwnKey] = {
     "Show what MaxText and the libraries below it log.",
     {"type": "boolean"},
   ),
+  "wandb_mode": OwnKey(
+    '"online" | "offline" | null',
+    None,
+    "With enable_wandb: send metrics, or only write them below the run's folder. Left out, WANDB_MODE says which.",
+    {"anyOf": [{"type": "string", "enum": ["online", "offline"]}, {"type": "null"}]},
+  ),
   "peak_tflops": OwnKey(
     "float | null",
     None,

@@ -18,6 +18,7 @@ MASK = "***"
 _WIDEST_COLUMN = 60
 _CHOSEN_KINDS = USER_KINDS | {Kind.MAXTEXT_FILE}
 _FILE_KEYS = ("hf_train_files", "hf_eval_files")
+_BEYOND_DEFAULTS = SET_KINDS | {Kind.MODEL}
 
 
 class Group:
@@ -81,15 +82,17 @@ class Config(Group):
     path: the YAML that was given.
     trainer: whose configuration it is, as 'sft'; None where it only describes a model.
     sources: dotted key to where its value came from, as `configs/sft.yml` or `command line`.
+    beyond_defaults: the keys that something other than defaults and MaxText's base.yml set.
     environment: variables of the environment that set keys. MaxText reads these too, and refuses a key that is given
       to it both ways: hide them from it when it is handed `maxtext_overrides()`.
   """
 
-  __slots__ = ("_chosen", "_overrides", "environment", "path", "sources", "trainer")
+  __slots__ = ("_chosen", "_overrides", "beyond_defaults", "environment", "path", "sources", "trainer")
 
   path: Path
   trainer: str | None
   sources: Mapping[str, str]
+  beyond_defaults: frozenset[str]
   environment: tuple[str, ...]
   _chosen: dict[str, Any]
   _overrides: dict[str, Any]
@@ -101,6 +104,8 @@ class Config(Group):
     put(self, "path", resolved.path)
     put(self, "trainer", trainer)
     put(self, "sources", MappingProxyType({name: settings[name].origin.label for name in sorted(settings)}))
+    beyond = (name for name, each in settings.items() if each.origin.kind in _BEYOND_DEFAULTS)
+    put(self, "beyond_defaults", frozenset(beyond))
     put(self, "environment", resolved.environment)
     put(self, "_overrides", _maxtext_overrides(resolved, schema))
     put(self, "_chosen", {name: each.value for name, each in settings.items() if each.origin.kind in _CHOSEN_KINDS})
@@ -130,9 +135,14 @@ class Config(Group):
     return f"<{self.trainer} configuration {self.path}>"
 
 
+def shown_values(config: Config) -> dict[str, str]:
+  """Every key's value as `--print-config` shows it, sorted by key, secrets masked."""
+  return {name: plain(_masked(name, config[name])) for name in sorted(config.sources)}
+
+
 def describe_config(config: Config) -> str:
   """Every key with its value and where it came from, sorted, secrets masked: `key = value  # source`."""
-  shown = {name: f"{name} = {plain(_masked(name, config[name]))}" for name in sorted(config.sources)}
+  shown = {name: f"{name} = {value}" for name, value in shown_values(config).items()}
   width = min(max(map(len, shown.values())), _WIDEST_COLUMN)
   return "\n".join(f"{line:<{width}}  # {config.sources[name]}" for name, line in shown.items())
 

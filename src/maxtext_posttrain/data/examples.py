@@ -61,6 +61,10 @@ class ConversationTokenizer(Protocol):
     """Renders and tokenises one conversation; raises ChatTemplateError where the template refuses it."""
     ...
 
+  def decode(self, ids: Iterable[int]) -> str:
+    """The text of ids, special tokens spelled out."""
+    ...
+
 
 class Example(NamedTuple):
   """One example: `tokens` int32 [n], and `trained` bool [n], whether each token counts in the loss as a target."""

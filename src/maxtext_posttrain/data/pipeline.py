@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from maxtext_posttrain.data.batches import PADDING_ROW, Batch, ExampleRows, RowSource, SyntheticRows
@@ -13,6 +13,7 @@ from maxtext_posttrain.data.examples import ConversationTokenizer, load_examples
 from maxtext_posttrain.data.options import DataOptions
 from maxtext_posttrain.data.packing import one_per_row, pack
 from maxtext_posttrain.data.report import DataReport
+from maxtext_posttrain.data.samples import Sample, render_samples
 from maxtext_posttrain.errors import DataError
 from maxtext_posttrain.tokenizers import configured_tokenizer
 
@@ -22,6 +23,7 @@ SYNTHETIC_ROWS = 1024
 _ENDLESS_ROWS = 2**52
 """Rows of a data set that repeats without end. Grain's own endless length, 2**63 - 1, overflows in batches of one."""
 
+_SAMPLES = 3
 _PREFETCH_THREADS = 1
 _PREFETCHED_BATCHES = 4
 _STATE_VERSION = 1
@@ -39,6 +41,7 @@ class PreparedRows:
     num_epoch: passes over them, or None to repeat without end.
     shuffle_seed: None keeps their order.
     identity: what else must be the same when a saved position is restored.
+    samples: the first few examples as text; none where the data are no text.
   """
 
   source: RowSource
@@ -46,6 +49,7 @@ class PreparedRows:
   num_epoch: int | None
   shuffle_seed: int | None
   identity: Mapping[str, Any]
+  samples: Sequence[Sample] = ()
 
   def dataset(self, *, batch_size: int, process_index: int = 0, process_count: int = 1) -> SftDataset:
     """The data set with `batch_size` sequences of a batch in this process."""
@@ -57,6 +61,7 @@ class PreparedRows:
       process_count=process_count,
       num_epoch=self.num_epoch,
       shuffle_seed=self.shuffle_seed,
+      samples=self.samples,
       identity=dict(self.identity),
     )
 
@@ -111,6 +116,7 @@ def prepare_eval_rows(config: Any, tokenizer: ConversationTokenizer | None) -> P
 
 def _prepare(options: DataOptions, tokenizer: ConversationTokenizer | None) -> PreparedRows:
   source: RowSource
+  samples: Sequence[Sample] = ()
   if options.dataset_type == "synthetic":
     source = SyntheticRows(SYNTHETIC_ROWS, options.max_target_length, options.vocab_size, options.seed)
     tokens = SYNTHETIC_ROWS * options.max_target_length
@@ -126,12 +132,13 @@ def _prepare(options: DataOptions, tokenizer: ConversationTokenizer | None) -> P
   else:
     if tokenizer is None:
       raise ValueError(f"dataset_type={options.dataset_type!r} needs a tokenizer")
-    source, report = _example_rows(options, tokenizer)
+    source, report, samples = _example_rows(options, tokenizer)
   return PreparedRows(
     source,
     report,
     num_epoch=None if options.dataset_type == "synthetic" else options.num_epoch,
     shuffle_seed=options.seed if options.shuffle else None,
+    samples=samples,
     identity={
       "tokenizer": None if tokenizer is None else tokenizer.fingerprint,
       "max_target_length": options.max_target_length,
@@ -141,7 +148,9 @@ def _prepare(options: DataOptions, tokenizer: ConversationTokenizer | None) -> P
   )
 
 
-def _example_rows(options: DataOptions, tokenizer: ConversationTokenizer) -> tuple[RowSource, DataReport]:
+def _example_rows(
+  options: DataOptions, tokenizer: ConversationTokenizer
+) -> tuple[RowSource, DataReport, Sequence[Sample]]:
   if not 0 <= tokenizer.pad_id < options.vocab_size:
     raise DataError(
       f"the tokenizer's pad id {tokenizer.pad_id} does not exist in a model with vocab_size={options.vocab_size}"
@@ -154,7 +163,8 @@ def _example_rows(options: DataOptions, tokenizer: ConversationTokenizer) -> tup
     packed = one_per_row(len(examples))
   report.rows = len(packed)
   report.padding_share = 1 - int(positions.sum()) / (len(packed) * options.max_target_length)
-  return ExampleRows(examples, packed, options.max_target_length, tokenizer.pad_id), report
+  rows = ExampleRows(examples, packed, options.max_target_length, tokenizer.pad_id)
+  return rows, report, render_samples(examples, tokenizer, _SAMPLES)
 
 
 class SftDataset:
@@ -166,6 +176,7 @@ class SftDataset:
 
   Attributes:
     report: what became of the rows read.
+    samples: the first few examples as text.
     rows: sequences of one epoch, over all processes.
     batches_per_epoch: batches that hold one epoch.
     total_batches: batches each process gets, or None without end.
@@ -181,6 +192,7 @@ class SftDataset:
     process_count: int = 1,
     num_epoch: int | None = None,
     shuffle_seed: int | None = None,
+    samples: Sequence[Sample] = (),
     identity: dict[str, Any] | None = None,
   ):
     """Takes the rows, their report, and how to batch, shard, repeat and shuffle them.
@@ -192,6 +204,7 @@ class SftDataset:
     if not len(source):
       raise DataError(f"{report.source} holds no rows")
     self.report = report
+    self.samples = samples
     self.rows = len(source)
     global_batch = batch_size * process_count
     self.batches_per_epoch = math.ceil(self.rows / global_batch)

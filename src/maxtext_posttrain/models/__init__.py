@@ -1,1 +1,1 @@
-"""Models on disk: where their weights and their configuration lie, and a live model of the two."""
+"""Models on disk: where weights and configuration lie, a live model of the two, other formats in and out."""

@@ -59,7 +59,8 @@ def load_model(
   maxtext_api.quiet_logs(show=config.maxtext_log)
   maxtext_api.use_pretraining_prng()
   chosen = {key: value for key, value in config.maxtext_overrides().items() if key not in _TRAINING_ONLY}
-  chosen |= {"run_name": chosen.get("run_name") or "model", "enable_checkpointing": False, **(fixed or {})}
+  chosen |= {"run_name": chosen.get("run_name") or "model", "enable_checkpointing": False}
+  chosen |= {"dataset_type": "synthetic", **(fixed or {})}  # MaxText asks for the files of any other kind.
   maxtext = maxtext_api.build_config(chosen, hidden_environment=config.environment)
   mesh = maxtext_api.build_mesh(maxtext)
   with maxtext_api.mesh_context(maxtext, mesh):

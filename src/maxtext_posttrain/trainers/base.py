@@ -36,6 +36,7 @@ from maxtext_posttrain.report import Reporter
 from maxtext_posttrain.trainers import plan
 from maxtext_posttrain.trainers.loop import PostTrainer
 from maxtext_posttrain.trainers.objective import Objective
+from maxtext_posttrain.trainers.record import leaving_report, wandb_loggers
 from maxtext_posttrain.trainers.signals import StopRequest
 from maxtext_posttrain.trainers.train_step import CompiledSteps, StepSettings, make_eval_step, make_train_step
 
@@ -242,6 +243,7 @@ class Session:
         total_steps=mt.steps,
         completed_steps=completed,
         tensorboard_directory=mt.tensorboard_dir if mt.enable_tensorboard else None,
+        loggers=wandb_loggers(self),
         log_every=config.log_every,
       )
       budget = StepBudgetedIterator(
@@ -262,7 +264,8 @@ class Session:
       reporter.line(
         f"{self.objective.name}: step {completed} of {mt.steps}, ready after {time.perf_counter() - self.started:.1f} s"
       )
-      with contextlib.closing(manager), contextlib.closing(batches), contextlib.closing(reporter):
+      report = leaving_report(self, reporter, completed=completed, stop=stop)
+      with report, contextlib.closing(manager), contextlib.closing(batches), contextlib.closing(reporter):
         trainer.run(self._evaluation_pass())
       done = trainer.train_steps
       if done < mt.steps and not (budget.exhausted or stop()):

@@ -12,6 +12,7 @@ from flax import nnx
 
 from maxtext_posttrain.checkpointing.manager import checkpointing_enabled
 from maxtext_posttrain.report import Reporter
+from maxtext_posttrain.report.figures import readable_bytes
 
 if TYPE_CHECKING:
   from maxtext_posttrain.trainers.base import Session
@@ -21,19 +22,17 @@ def _bytes(tree: Any) -> int:
   return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
-def _readable(number_of_bytes: float) -> str:
-  for unit in ("B", "KiB", "MiB", "GiB"):
-    if number_of_bytes < 1024:
-      return f"{number_of_bytes:.1f} {unit}"
-    number_of_bytes /= 1024
-  return f"{number_of_bytes:.1f} TiB"
+def parameter_count(session: Session) -> int:
+  """The model's parameters."""
+  params = nnx.filter_state(session.pretraining.state["model"], nnx.Param)
+  return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
 
 
 def describe(session: Session) -> Iterator[str]:
   """The plan of a run that has been built and not started, line by line."""
   mt, data = session.maxtext, session.datasets.train
   params = nnx.filter_state(session.pretraining.state["model"], nnx.Param)
-  parameters = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
+  parameters = parameter_count(session)
   sequences = mt.micro_batch_size_to_train_on * mt.gradient_accumulation_steps
   yield f"run         {session.objective.name} {mt.run_name}: {mt.steps} steps on {session.mesh.size} device(s)"
   yield f"model       {mt.model_name}: {parameters:,} parameters, {mt.num_decoder_layers} layers"
@@ -46,9 +45,9 @@ def describe(session: Session) -> Iterator[str]:
   yield f"data        {data.rows} sequences an epoch, {data.batches_per_epoch} batches an epoch, {total}"
   memory = session.steps.memory
   yield (
-    f"memory      per device: weights {_readable(_bytes(params) / session.mesh.size)}, optimizer"
-    f" {_readable(_bytes(session.pretraining.opt_state) / session.mesh.size)}, activations and temporaries"
-    f" {_readable(memory.temp_size_in_bytes)} (as compiled)"
+    f"memory      per device: weights {readable_bytes(_bytes(params) / session.mesh.size)}, optimizer"
+    f" {readable_bytes(_bytes(session.pretraining.opt_state) / session.mesh.size)}, activations and temporaries"
+    f" {readable_bytes(memory.temp_size_in_bytes)} (as compiled)"
   )
   yield f"compiled    in {session.steps.seconds:.1f} s"
   if checkpointing_enabled(session.config) and mt.enable_checkpointing:

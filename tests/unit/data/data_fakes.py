@@ -45,6 +45,9 @@ class CharTokenizer:
       mask += [False, *[assistant] * len(said)]
     return Rendered(ids, mask)
 
+  def decode(self, ids) -> str:
+    return "".join(map(chr, ids))
+
 
 def make_config(**changes: Any) -> SimpleNamespace:
   """A configuration with MaxText's names; unshuffled, unpacked, one epoch without changes."""

@@ -363,6 +363,13 @@ def test_synthetic_data():
   assert not (other["inputs"] == batch["inputs"]).all()
 
 
+def test_the_first_examples_are_kept_as_text(rows_file):
+  rows = prepare_train_rows(make_config(hf_train_files=str(rows_file)), CharTokenizer())
+  trained = ["".join(span.text for span in sample.spans if span.trained) for sample in rows.samples]
+  assert trained == [row["answer"] + chr(END) for row in question_rows(3)]
+  assert rows.dataset(batch_size=1).samples is rows.samples
+
+
 def test_real_data_need_a_tokenizer(rows_file):
   with pytest.raises(ValueError, match="needs a tokenizer"):
     prepare_train_rows(make_config(hf_train_files=rows_file), None)

@@ -1,0 +1,164 @@
+"""`posttrain generate`: completions of prompts, or a chat in the terminal."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from maxtext_posttrain.commands.arguments import ArgumentParser
+from maxtext_posttrain.errors import ConfigError, GenerationError
+from maxtext_posttrain.rollout.options import SamplingOptions
+
+if TYPE_CHECKING:
+  from maxtext_posttrain.models.loading import LoadedModel
+  from maxtext_posttrain.rollout.native import NativeEngine
+  from maxtext_posttrain.tokenizers import Tokenizer
+
+_DESCRIPTION = """\
+Completes each --prompt with a model, by default greedily; without --prompt, a chat: a line is the user's turn, the end
+of input or /quit ends it, /reset begins a new conversation.
+"""
+
+
+def run(arguments: Sequence[str]) -> int:
+  """Runs the command; returns the exit code."""
+  options = _parse(arguments)
+  sampling = _sampling(options)
+
+  from maxtext_posttrain.commands.train import quiet_imports
+
+  with quiet_imports(show=options.debug):
+    from maxtext_posttrain.models.loading import load_model
+    from maxtext_posttrain.models.source import find_source
+  loaded = load_model(find_source(options.path, options.config), options.overrides)
+  session = _Session(loaded, options, sampling)
+  if options.prompt:
+    session.complete(options.prompt)
+  else:
+    session.chat(sys.stdin)
+  return 0
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+  parser = ArgumentParser("generate", _DESCRIPTION)
+  parser.add_argument("path", metavar="RUN_OR_ITEMS", help="a run, its checkpoints, a step's folder or its items")
+  parser.add_argument("overrides", metavar="key=value", nargs="*", help="laid over the model's configuration")
+  parser.add_argument("--prompt", action="append", metavar="TEXT", help="what to complete; may be repeated")
+  parser.add_argument("--system", metavar="TEXT", help="the system's message, before each prompt")
+  parser.add_argument("--raw", action="store_true", help="complete the prompt as it stands, without the chat template")
+  parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="at most (default 128)")
+  parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 (the default) is greedy")
+  parser.add_argument("--top-k", type=int, default=0, metavar="K", help="only the K most probable (default 0: all)")
+  parser.add_argument("--top-p", type=float, default=1.0, metavar="P", help="only the nucleus of P (default 1: all)")
+  parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the samples (default 0)")
+  parser.add_argument("--samples", type=int, default=1, metavar="N", help="completions of each prompt (default 1)")
+  parser.add_argument("--stop", action="append", default=[], metavar="TOKEN", help="end at this token too; repeatable")
+  parser.add_argument("--json", action="store_true", help="print a line of JSON for each completion, ids and all")
+  parser.add_argument("--config", metavar="FILE", help="the model's configuration, where none lies above its weights")
+  options = parser.parse_intermixed_args(arguments)
+  for override in options.overrides:
+    if "=" not in override:
+      parser.error(f"{override}: keys are given as key=value, prompts with --prompt")
+  for text, name in ((options.prompt, "--prompt"), (options.stop, "--stop")):
+    if text and not all(text):
+      parser.error(f"{name} is empty")
+  if options.raw and options.system is not None:
+    parser.error("--system is a turn of a chat, which --raw leaves out; put it into the prompt")
+  if options.raw and not options.prompt:
+    parser.error("--raw needs --prompt: a chat goes through the chat template")
+  if not options.prompt and (options.json or options.samples != 1):
+    parser.error("--json and --samples need --prompt")
+  return options
+
+
+def _sampling(options: argparse.Namespace) -> SamplingOptions:
+  try:
+    return SamplingOptions(
+      max_new_tokens=options.max_new_tokens,
+      temperature=options.temperature,
+      top_k=options.top_k,
+      top_p=options.top_p,
+      seed=options.seed,
+      n=options.samples,
+    )
+  except GenerationError as error:
+    raise ConfigError(f"posttrain generate: {error}") from error
+
+
+class _Session:
+  """A loaded model with its engine and what was asked of it."""
+
+  def __init__(self, loaded: LoadedModel, options: argparse.Namespace, sampling: SamplingOptions):
+    import dataclasses
+
+    from maxtext_posttrain.rollout.native import NativeEngine
+    from maxtext_posttrain.rollout.text import stop_tokens
+
+    if loaded.tokenizer is None:
+      raise ConfigError(
+        f"{loaded.source.config} names no tokenizer: prompts need one; give tokenizer_path=… and tokenizer_type=…,"
+        " and dataset_type=hf hf_path=json where it says synthetic"
+      )
+    self._options = options
+    self._tokenizer: Tokenizer = loaded.tokenizer
+    stops = stop_tokens(self._tokenizer, options.stop, chat=not options.raw)
+    self._sampling = dataclasses.replace(
+      sampling, stop_token_ids=tuple(token for token in stops if token < loaded.maxtext.vocab_size)
+    )
+    self._engine: NativeEngine = NativeEngine(loaded.maxtext, loaded.mesh, loaded.model)
+
+  def complete(self, texts: Sequence[str]) -> None:
+    """Prints the completions of each text, under a heading where there are several."""
+    from maxtext_posttrain.rollout.text import chat_prompt, completion_text, raw_prompt
+
+    if self._options.raw:
+      prompts = [raw_prompt(self._tokenizer, text) for text in texts]
+    else:
+      prompts = [chat_prompt(self._tokenizer, [*self._system(), _turn("user", text)]) for text in texts]
+    completions = self._engine.generate(prompts, self._sampling)
+    samples = self._sampling.n
+    for number, completion in enumerate(completions):
+      prompt, sample = divmod(number, samples)
+      text = completion_text(self._tokenizer, completion)
+      if self._options.json:
+        ids = {"token_ids": completion.token_ids, "log_probs": completion.log_probs}
+        fields = {"prompt": texts[prompt], "sample": sample, "completion": text, **ids}
+        print(json.dumps({**fields, "finish_reason": completion.finish_reason}, ensure_ascii=False))
+        continue
+      if len(completions) > 1:
+        print(f"--- prompt {prompt + 1} of {len(texts)}" + (f", sample {sample + 1}" if samples > 1 else ""))
+      print(text, flush=True)
+
+  def chat(self, lines: Iterable[str]) -> None:
+    """Answers the lines one by one, each after all that was said before it."""
+    from maxtext_posttrain.rollout.text import chat_prompt, completion_text
+
+    messages = self._system()
+    self._ask()
+    for line in lines:
+      text = line.strip()
+      if text == "/quit":
+        return
+      if text == "/reset":
+        messages = self._system()
+      elif text:
+        messages.append(_turn("user", text))
+        completion = self._engine.generate([chat_prompt(self._tokenizer, messages)], self._sampling)[0]
+        answer = completion_text(self._tokenizer, completion)
+        messages.append(_turn("assistant", answer))
+        print(answer, flush=True)
+      self._ask()
+
+  def _ask(self) -> None:
+    if sys.stdin.isatty():
+      print("> ", end="", file=sys.stderr, flush=True)
+
+  def _system(self) -> list[dict[str, str]]:
+    return [] if self._options.system is None else [_turn("system", self._options.system)]
+
+
+def _turn(role: str, content: str) -> dict[str, str]:
+  return {"role": role, "content": content}

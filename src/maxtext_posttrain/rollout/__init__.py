@@ -1,0 +1,1 @@
+"""Generation: token ids in, token ids and their log-probabilities out."""

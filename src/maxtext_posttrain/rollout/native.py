@@ -1,0 +1,289 @@
+"""The native engine: completions from a live MaxText model, on MaxText's own KV cache.
+
+A request's prompts are generated in waves. A wave is one compiled program: it fills the caches with all prompts but
+their last tokens, then takes one token of every sequence at a time until all have stopped. The sizes it is compiled for
+are powers of two, so that prompts, budgets and batches of other sizes compile nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh
+
+from maxtext_posttrain import maxtext_api
+from maxtext_posttrain.errors import GenerationError
+from maxtext_posttrain.losses.sft import token_log_probs
+from maxtext_posttrain.maxtext_api import MaxTextConfig
+from maxtext_posttrain.rollout import sampling
+from maxtext_posttrain.rollout.options import Completion, SamplingOptions
+from maxtext_posttrain.rollout.weights import LayerSplitter, Path, by_path, model_weights
+
+_SMALLEST_LENGTH = 16
+_STOP_TOKENS = 8
+_NO_TOKEN = -1
+
+
+class NativeEngine:
+  """Generates with one MaxText model, whose weights may be others at each call.
+
+  The engine holds no weights of its own: those of `model` are used where they lie, without a copy where the model's
+  layers are apart; stacked layers (`scan_layers`) are taken apart once a call, for its duration.
+
+  Attributes:
+    max_context: tokens of a prompt and its completion together, at most.
+    max_batch: sequences generated at once, at most.
+    vocab_size: of the model.
+    programs: waves traced and compiled so far, one for each combination of sizes.
+  """
+
+  def __init__(
+    self,
+    config: MaxTextConfig,
+    mesh: Mesh,
+    model: nnx.Module,
+    *,
+    max_context: int | None = None,
+    max_batch: int = 32,
+  ):
+    """Looks at the model; nothing is compiled yet.
+
+    Args:
+      config: the model's.
+      mesh: the devices it lies on.
+      model: a live model, scanned or not; its weights are those of calls that bring none.
+      max_context: tokens of a prompt and its completion together; `max_target_length` where not given.
+      max_batch: sequences generated at once, at most.
+
+    Raises:
+      GenerationError: the architecture is none we generate with, or the model is not that of `config`.
+    """
+    if max_batch < 1:
+      raise GenerationError(f"max_batch is {max_batch}: it must be at least 1")
+    self.max_context = config.max_target_length if max_context is None else max_context
+    self.max_batch = max_batch
+    self.vocab_size = config.vocab_size
+    self._mesh = mesh
+    self._config = maxtext_api.inference_config(config, mesh.devices.flat[0].platform)
+    self._model = model
+    decoder = maxtext_api.decoding_model(self._config, mesh)
+    self._weights = model_weights(decoder)
+    self._graphdef, self._drawn, _ = nnx.split(decoder, nnx.RngState, ...)
+    self._split_layers = LayerSplitter(model_weights(model), self._weights, config.param_scan_axis)
+    self._apart = jax.jit(self._split_layers.__call__)
+    self._wave = jax.jit(self._run_wave, static_argnames=("room",))
+    self.programs = 0
+
+  def generate(
+    self,
+    prompts: Sequence[Sequence[int]],
+    options: SamplingOptions,
+    *,
+    weights: nnx.State | None = None,
+  ) -> list[Completion]:
+    """Completes each prompt `options.n` times.
+
+    Args:
+      prompts: token ids, at least one each.
+      options: how tokens are chosen.
+      weights: those of a model like the engine's (`model_weights`), in place of its own.
+
+    Returns:
+      The completions of the first prompt, then those of the second, and so on.
+
+    Raises:
+      GenerationError: a prompt is empty, too long, or has a token out of the vocabulary; so is a stop token.
+    """
+    requests = self._requests(prompts, options)
+    arrays = by_path(model_weights(self._model) if weights is None else weights)
+    completions: dict[int, Completion] = {}
+    with maxtext_api.mesh_context(self._config, self._mesh):
+      arrays = self._apart(arrays) if self._split_layers.stacked else self._split_layers(arrays)
+      for wave in _waves(requests, self.max_batch):
+        completions |= self._generate_wave(arrays, wave, options)
+    return [completions[number] for number in range(len(requests))]
+
+  def _requests(self, prompts: Sequence[Sequence[int]], options: SamplingOptions) -> list[_Request]:
+    for token in options.stop_token_ids:
+      if token >= self.vocab_size:
+        raise GenerationError(f"stop token {token} is not in the vocabulary of {self.vocab_size} tokens")
+    requests = []
+    for number, prompt in enumerate(prompts):
+      tokens = np.asarray(prompt)
+      if tokens.size == 0:
+        raise GenerationError(f"prompt {number} is empty: it needs at least one token")
+      if tokens.ndim != 1 or not np.issubdtype(tokens.dtype, np.integer):
+        raise GenerationError(f"prompt {number} is not a list of token ids")
+      if tokens.min() < 0 or tokens.max() >= self.vocab_size:
+        wrong = tokens[(tokens < 0) | (tokens >= self.vocab_size)][0]
+        raise GenerationError(f"prompt {number}: token {wrong} is not in the vocabulary of {self.vocab_size} tokens")
+      if tokens.size >= self.max_context:
+        raise GenerationError(
+          f"prompt {number} has {tokens.size} tokens, which leaves no room in a context of {self.max_context};"
+          " shorten it or raise max_target_length"
+        )
+      budget = min(options.max_new_tokens, self.max_context - tokens.size)
+      for sample in range(options.n):
+        requests.append(_Request(len(requests), number, sample, tokens.astype(np.int32), budget))
+    return requests
+
+  def _generate_wave(
+    self, weights: Mapping[Path, jax.Array], wave: Sequence[_Request], options: SamplingOptions
+  ) -> dict[int, Completion]:
+    batch = _power_of_two(len(wave), at_least=self._mesh.size)
+    width = _power_of_two(max(request.tokens.size - 1 for request in wave), at_least=_SMALLEST_LENGTH)
+    room = _power_of_two(max(request.budget for request in wave), at_least=_SMALLEST_LENGTH)
+    arrays = _Wave(
+      prompts=np.zeros((batch, width), np.int32),
+      lengths=np.zeros(batch, np.int32),
+      last=np.zeros(batch, np.int32),
+      budgets=np.zeros(batch, np.int32),
+      prompt=np.zeros(batch, np.int32),
+      sample=np.zeros(batch, np.int32),
+      seed=sampling.request_key(options.seed),
+      stops=np.full(_power_of_two(len(options.stop_token_ids), at_least=_STOP_TOKENS), _NO_TOKEN, np.int32),
+      temperature=np.float32(options.temperature),
+      top_k=np.int32(options.top_k),
+      top_p=np.float32(options.top_p),
+    )
+    arrays.stops[: len(options.stop_token_ids)] = options.stop_token_ids
+    for row, request in enumerate(wave):
+      size = request.tokens.size - 1
+      arrays.prompts[row, :size] = request.tokens[:-1]
+      arrays.lengths[row] = size
+      arrays.last[row] = request.tokens[-1]
+      arrays.budgets[row] = request.budget
+      arrays.prompt[row] = request.prompt
+      arrays.sample[row] = request.sample
+    tokens, log_probs, counts, stopped = jax.device_get(self._wave(weights, arrays, room=room))
+    return {
+      request.number: Completion(
+        token_ids=tokens[row, : counts[row]].tolist(),
+        log_probs=log_probs[row, : counts[row]].tolist(),
+        finish_reason="stop" if stopped[row] else "length",
+      )
+      for row, request in enumerate(wave)
+    }
+
+  def _run_wave(
+    self, weights: Mapping[Path, jax.Array], wave: _Wave, *, room: int
+  ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Generates a wave; returns tokens and log-probabilities [batch, room], how many of each row count, and whether
+    it stopped by a stop token."""
+    # Runs when it is traced, so once for each combination of sizes.
+    self.programs += 1
+    batch, width = wave.prompts.shape
+    # Dropout is off: what would be drawn is never read.
+    drawn = jax.tree.map(_zeros, self._drawn)
+    variables = nnx.map_state(lambda path, variable: variable.replace(weights[tuple(path)]), self._weights)
+    model = nnx.merge(self._graphdef, drawn, variables, copy=True)
+    maxtext_api.add_kv_caches(model, batch=batch, prompt_length=width, new_tokens=room)
+    maxtext_api.prefill(model, wave.prompts, wave.lengths)
+    graphdef, caches, rest = nnx.split(model, nnx.Cache, ...)
+    # Else XLA keeps the prompts' keys and values as the layers made them, and transposes them again for each token.
+    caches = jax.lax.optimization_barrier(caches)
+    draws = sampling.uniforms(sampling.sequence_keys(wave.seed, wave.prompt, wave.sample), room)
+
+    def step(state: _State) -> _State:
+      model = nnx.merge(graphdef, state.caches, rest, copy=True)
+      logits = maxtext_api.decode(model, state.last, wave.lengths, state.step)
+      token = sampling.choose(
+        logits,
+        draws[state.step],
+        temperature=wave.temperature,
+        top_k=wave.top_k,
+        top_p=wave.top_p,
+      )
+      log_prob = token_log_probs(logits, token)
+      ended = jnp.any(token[:, None] == wave.stops, axis=-1)
+      counts = state.counts + state.active
+      return _State(
+        step=state.step + 1,
+        last=token,
+        active=state.active & ~ended & (counts < wave.budgets),
+        stopped=state.stopped | (state.active & ended),
+        counts=counts,
+        tokens=jax.lax.dynamic_update_index_in_dim(state.tokens, token, state.step, 1),
+        log_probs=jax.lax.dynamic_update_index_in_dim(state.log_probs, log_prob, state.step, 1),
+        caches=nnx.state(model, nnx.Cache),
+      )
+
+    start = _State(
+      step=jnp.int32(0),
+      last=wave.last,
+      active=wave.budgets > 0,
+      stopped=jnp.zeros(batch, bool),
+      counts=jnp.zeros(batch, jnp.int32),
+      tokens=jnp.zeros((batch, room), jnp.int32),
+      log_probs=jnp.zeros((batch, room), jnp.float32),
+      caches=caches,
+    )
+    end = jax.lax.while_loop(lambda state: jnp.any(state.active), step, start)
+    return end.tokens, end.log_probs, end.counts, end.stopped
+
+
+@dataclasses.dataclass(frozen=True)
+class _Request:
+  """One sequence to generate: its place in the answer, the numbers its draws depend on, its prompt and its budget."""
+
+  number: int
+  prompt: int
+  sample: int
+  tokens: np.ndarray
+  budget: int
+
+
+@functools.partial(jax.tree_util.register_dataclass)
+@dataclasses.dataclass(frozen=True)
+class _Wave:
+  """What a wave's program takes beside the weights; the first six are [batch, …], rows without a budget are empty."""
+
+  prompts: Any
+  lengths: Any
+  last: Any
+  budgets: Any
+  prompt: Any
+  sample: Any
+  seed: Any
+  stops: Any
+  temperature: Any
+  top_k: Any
+  top_p: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class _State:
+  """What a wave carries from token to token."""
+
+  step: jax.Array
+  last: jax.Array
+  active: jax.Array
+  stopped: jax.Array
+  counts: jax.Array
+  tokens: jax.Array
+  log_probs: jax.Array
+  caches: Any
+
+
+def _zeros(leaf: jax.ShapeDtypeStruct) -> jax.Array:
+  if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+    return jax.random.key(0)
+  return jnp.zeros(leaf.shape, leaf.dtype)
+
+
+def _waves(requests: Sequence[_Request], size: int) -> list[list[_Request]]:
+  """Requests of like lengths together, the longest first."""
+  ordered = sorted(requests, key=lambda request: (-request.tokens.size, request.number))
+  return [ordered[start : start + size] for start in range(0, len(ordered), size)]
+
+
+def _power_of_two(number: int, *, at_least: int) -> int:
+  return 1 << (max(number, at_least) - 1).bit_length()
