@@ -236,8 +236,6 @@ class Session:
         raise CheckpointError(
           f"the checkpoint in {mt.checkpoint_dir} is at step {completed}, beyond steps={mt.steps}; raise steps"
         )
-      if jax.process_index() == 0:
-        save_config(config, self.run_directory)
       reporter = Reporter(
         self.run_directory,
         total_steps=mt.steps,
@@ -266,6 +264,8 @@ class Session:
       )
       report = leaving_report(self, reporter, completed=completed, stop=stop)
       with report, contextlib.closing(manager), contextlib.closing(batches), contextlib.closing(reporter):
+        if jax.process_index() == 0:
+          save_config(config, self.run_directory)
         trainer.run(self._evaluation_pass())
       done = trainer.train_steps
       if done < mt.steps and not (budget.exhausted or stop()):
