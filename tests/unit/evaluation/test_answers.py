@@ -187,7 +187,8 @@ def test_the_same_answer(solution: str, reference: str, same: bool):
 
 
 @pytest.mark.parametrize(
-  "piece", ["1", "-", "####", r"\boxed{", "{", r"\boxed{1}", "1,234", "ab ", "1 ", r"\frac{1", r"\text{a", "a=", "#### x"]
+  "piece",
+  ["1", "-", "####", r"\boxed{", "{", r"\boxed{1}", "1,234", "ab ", "1 ", r"\frac{1", r"\text{a", "a=", "#### x"],
 )
 def test_text_made_to_take_long_does_not(piece: str):
   text = "5 " + piece * (200_000 // len(piece))
