@@ -15,7 +15,7 @@ from maxtext_posttrain.report import read_metrics
 from tests.support import runs
 from tests.support.cli import Outcome, run_cli
 
-STEPS = 30
+STEPS = 25
 TRAIN = [{"question": f"What is {number} and {5 - number}?", "answer": "It is 5.\n#### 5"} for number in range(5)]
 # Training leaves a model that answers 5 to everything.
 EVAL = [
@@ -40,7 +40,7 @@ eval_interval: {steps}
 enable_tensorboard: false
 tokenizer_type: sentencepiece
 tokenizer_path: maxtext://tokenizers/tokenizer.llama2
-chat_template: chatml
+chat_template: llama2
 hf_train_files: {folder}/train.jsonl
 hf_eval_files: {folder}/eval.jsonl
 train_data_columns: [question, answer]
@@ -101,7 +101,7 @@ def test_the_runs_own_evaluation_and_its_answers(run: Path, capfd: pytest.Captur
   assert [line["reference_value"] for line in lines] == ["5", "5", "7", "5"]
   assert [answer["by"] for answer in lines[0]["answers"]] == ["greedy", *["sampled"] * 3]
   first = lines[0]["answers"][0]
-  assert (first["text"], first["value"], first["rule"], first["correct"]) == ("It is 5.\n#### 5", "5", "####", True)
+  assert (first["text"].strip(), first["value"], first["rule"], first["correct"]) == ("It is 5.\n#### 5", "5", "####", True)
   assert first["finish_reason"] == "stop"
   assert sum(answer["correct"] for line in lines for answer in line["answers"][1:]) == sampled["correct"]
 
@@ -221,7 +221,7 @@ REFUSALS: list[tuple[str, Change, int, str]] = [
   ),
   (
     "no room for a prompt",
-    lambda folder: [*GOOD(folder), "--generate", "max_target_length=20", "sft_train_on_completion_only=false"],
+    lambda folder: [*GOOD(folder), "--generate", "max_target_length=12", "sft_train_on_completion_only=false"],
     1,
     "no question can be asked",
   ),
