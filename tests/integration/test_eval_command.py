@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from maxtext_posttrain.evaluation.output import FORMAT
 from maxtext_posttrain.report import read_metrics
 from tests.support import runs
 from tests.support.cli import Outcome, run_cli
@@ -85,7 +86,7 @@ def test_the_runs_own_evaluation_and_its_answers(run: Path, capfd: pytest.Captur
   # 5 is right three times of four; the model's words and the long question are named.
   answers = figures["answers"]
   assert {reason: rows["count"] for reason, rows in answers["rows_left_out"].items()} == {
-    "the reference ends with no number": 1,
+    "the reference marks no final number": 1,
     "prompt too long": 1,
   }
   assert figures["data"]["rows_left_out"]["no trained token within max_target_length"]["count"] == 1
@@ -101,7 +102,12 @@ def test_the_runs_own_evaluation_and_its_answers(run: Path, capfd: pytest.Captur
   assert [line["reference_value"] for line in lines] == ["5", "5", "7", "5"]
   assert [answer["by"] for answer in lines[0]["answers"]] == ["greedy", *["sampled"] * 3]
   first = lines[0]["answers"][0]
-  assert (first["text"].strip(), first["value"], first["rule"], first["correct"]) == ("It is 5.\n#### 5", "5", "####", True)
+  assert (first["text"].strip(), first["value"], first["rule"], first["correct"]) == (
+    "It is 5.\n#### 5",
+    "5",
+    "####",
+    True,
+  )
   assert first["finish_reason"] == "stop"
   assert sum(answer["correct"] for line in lines for answer in line["answers"][1:]) == sampled["correct"]
 
@@ -110,26 +116,27 @@ def test_the_runs_own_evaluation_and_its_answers(run: Path, capfd: pytest.Captur
 
 
 @pytest.mark.slow
-def test_other_data_with_no_answers_asked_for(run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]):
-  # Items that lie by themselves, and chats: no reference marks a final answer, so none is generated.
+def test_other_data_for_items_that_lie_alone(run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]):
   step = tmp_path / "0"
   shutil.copytree(run / "checkpoints" / str(STEPS), step)
-  turns = [{"role": "user", "content": "What is 1 and 4?"}, {"role": "assistant", "content": "It is 5.\n"}]
-  data = write_rows(tmp_path / "chats.jsonl", [{"messages": turns}] * 3)
+  turns = [
+    [{"role": "user", "content": row["question"]}, {"role": "assistant", "content": "It is 5."}] for row in TRAIN
+  ]
+  data = write_rows(tmp_path / "chats.jsonl", [{"messages": each} for each in turns])
+  # An earlier evaluation is replaced.
+  (tmp_path / "eval-0.json").write_text(json.dumps({"format": FORMAT}))
   arguments = ["eval", str(step), "--config", str(run / "config.yml"), "--data", str(data), "--columns", "messages"]
-  outcome = run_cli([*arguments, "--limit", "2", "--batch", "1", "packing=false"], capfd)
+  arguments += ["--limit", "2", "--batch", "1", "--generate", "--max-new-tokens", "3", "packing=false"]
+  outcome = run_cli(arguments, capfd)
   assert outcome.code == 0, outcome.err
   figures = json.loads((tmp_path / "eval-0.json").read_text())
-  assert figures["answers"] is None
   assert figures["data"]["rows_read"] == figures["data"]["rows_evaluated"] == figures["settings"]["limit"] == 2
-  assert not (tmp_path / "eval-0-answers.jsonl").exists()
-
-  # Asked for, the last number counts; an earlier evaluation is replaced.
-  outcome = run_cli([*arguments, "--limit", "1", "--generate", "--max-new-tokens", "1"], capfd)
-  assert outcome.code == 0, outcome.err
-  greedy = json.loads((tmp_path / "eval-0.json").read_text())["answers"]["greedy"]
-  assert (greedy["questions"], greedy["cut"], greedy["correct"]) == (1, 1, 0)
-  assert "1 cut at their length" in outcome.out
+  # It was trained on these words; only the end of the turn comes too soon.
+  assert 0.5 < figures["tokens"]["token_accuracy"] < 1
+  # Asked for, the last number of a reference counts; "It is" is cut before its own.
+  greedy = figures["answers"]["greedy"]
+  assert (greedy["questions"], greedy["cut"], greedy["without_number"], greedy["correct"]) == (2, 2, 2, 0)
+  assert "2 with no number; 2 cut at their length" in outcome.out
 
 
 ARGUMENTS = [

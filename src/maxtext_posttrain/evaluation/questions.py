@@ -18,6 +18,7 @@ from maxtext_posttrain.evaluation.answers import Answer, find_answer
 
 NO_QUESTION = "nothing is said before the answer"
 NO_NUMBER = "the reference ends with no number"
+NOT_MARKED = "the reference marks no final number"
 PROMPT_TOO_LONG = "prompt too long"
 
 
@@ -96,7 +97,7 @@ def read_questions(
       conversation, text, reference = _parts(row, options.columns)
       answer = find_answer(reference, marked_only=marked_only)
       if answer is None:
-        raise UnusableRow(NO_NUMBER)
+        raise UnusableRow(NOT_MARKED if marked_only else NO_NUMBER)
       with_number += 1
       prompt = _prompt(conversation, tokenizer)
       if len(prompt) > longest_prompt:
