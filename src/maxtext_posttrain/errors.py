@@ -57,5 +57,9 @@ class ModelError(PostTrainError):
   """A model's files could not be read, recognised, converted or written."""
 
 
+class EvaluationError(PostTrainError):
+  """A model could not be evaluated, or the figures could not be written."""
+
+
 class GenerationError(PostTrainError):
   """Text could not be generated: a prompt, an option or the model does not allow it."""

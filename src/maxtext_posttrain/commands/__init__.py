@@ -34,6 +34,7 @@ TOOLS: dict[str, Command] = {
   "import": Command("HuggingFace or GGUF weights into MaxText's items", "import_model"),
   "export": Command("MaxText's items as a HuggingFace folder", "export_model"),
   "generate": Command("completions of prompts by a model, or a chat with it", "generate"),
+  "eval": Command("loss and generated answers of a model on data", "evaluate"),
   "inspect": Command("what a checkpoint is, and whether pre-training can go on from it", "inspect_checkpoint"),
   "convert": Command("a checkpoint in Tunix's layout into one that pre-training resumes from", "convert_checkpoint"),
   "diff": Command("in which leaves two checkpoints differ, and by how much", "diff_checkpoints"),

@@ -9,6 +9,7 @@ from maxtext_posttrain.data.pipeline import (
   SftDataset,
   prepare_chats,
   prepare_eval_rows,
+  prepare_rows,
   prepare_train_rows,
 )
 from maxtext_posttrain.data.report import DataReport
@@ -27,5 +28,6 @@ __all__ = [
   "group_batches",
   "prepare_chats",
   "prepare_eval_rows",
+  "prepare_rows",
   "prepare_train_rows",
 ]

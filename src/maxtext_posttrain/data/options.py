@@ -41,6 +41,7 @@ class DataOptions:
     seed: seed of the order, or of synthetic tokens [data_shuffle_seed].
     max_bad_rows: rows that may be unusable: a share of all rows below 1, a number of rows from 1 [max_bad_rows].
     vocab_size: token ids are below this [vocab_size].
+    limit: rows that are read at most, or None for all.
   """
 
   split: Split
@@ -61,6 +62,7 @@ class DataOptions:
   seed: int
   max_bad_rows: float
   vocab_size: int
+  limit: int | None = None
 
   @property
   def files_key(self) -> str:

@@ -100,7 +100,7 @@ def prepare_train_rows(config: Any, tokenizer: ConversationTokenizer | None) -> 
     ConfigError: for options that no data set can be built with.
     DataError: when the data can't be read, or too few rows are usable.
   """
-  return _prepare(DataOptions.from_config(config, "train"), tokenizer)
+  return prepare_rows(DataOptions.from_config(config, "train"), tokenizer)
 
 
 def prepare_eval_rows(config: Any, tokenizer: ConversationTokenizer | None) -> PreparedRows | None:
@@ -111,10 +111,14 @@ def prepare_eval_rows(config: Any, tokenizer: ConversationTokenizer | None) -> P
   options = DataOptions.from_config(config, "eval")
   if options.dataset_type == "synthetic" or not options.configured:
     return None
-  return _prepare(options, tokenizer)
+  return prepare_rows(options, tokenizer)
 
 
-def _prepare(options: DataOptions, tokenizer: ConversationTokenizer | None) -> PreparedRows:
+def prepare_rows(options: DataOptions, tokenizer: ConversationTokenizer | None) -> PreparedRows:
+  """Reads, tokenises and packs what `options` name.
+
+  Arguments and errors are those of `prepare_train_rows`.
+  """
   source: RowSource
   samples: Sequence[Sample] = ()
   if options.dataset_type == "synthetic":

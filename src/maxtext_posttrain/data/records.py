@@ -45,12 +45,12 @@ class Row(NamedTuple):
 
 
 def read_rows(options: DataOptions) -> Iterator[Row]:
-  """Yields every row of the configured data set in order, those that cannot be read included.
+  """Yields the rows of the configured data set in order, at most `limit` of them, those that cannot be read included.
 
   Raises:
     DataError: when the files or the data set cannot be found or read at all, or have none of the columns.
   """
-  rows = _read_source(options)
+  rows = itertools.islice(_read_source(options), options.limit)
   peeked = list(itertools.islice(rows, _PEEKED_ROWS))
   _check_columns(peeked, options)
   return itertools.chain(peeked, rows)

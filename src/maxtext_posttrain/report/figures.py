@@ -36,6 +36,7 @@ def _figures(run: RunFolder) -> dict[str, str]:
   perplexity = run.curve("eval", "perplexity").last
   if perplexity is not None:
     figures["Held-out perplexity at last"] = f"{perplexity:,.2f}"
+  figures |= run.evaluations
   figures |= _speed(run)
   return figures
 

@@ -15,6 +15,9 @@ from maxtext_posttrain.report.run_folder import RunFolder
 _MORE_STEPS = 1000
 """Steps that the hand-back command trains on; it is for the reader to change."""
 
+_HELD_OUT = "held out"
+"""A record's name of the evaluation data."""
+
 
 @dataclass(frozen=True)
 class NextCommand:
@@ -43,7 +46,7 @@ def next_commands(run: RunFolder, available: Collection[str]) -> list[NextComman
     return []
   folder = record.directory
   tools = [
-    NextCommand("Evaluate it", shlex.join(["posttrain", "eval", folder])),
+    _evaluate(record),
     NextCommand("Try it", shlex.join(["posttrain", "generate", folder, "--prompt", "Hello"])),
     NextCommand("Export it for transformers and vLLM", shlex.join(["posttrain", "export", folder, f"{folder}-hf"])),
     NextCommand("Look into its newest checkpoint", shlex.join(["posttrain", "inspect", folder])),
@@ -67,6 +70,14 @@ def _resume(run: RunFolder, record: RunRecord) -> NextCommand:
     words.append(f"steps={record.total_steps + _MORE_STEPS}")
     notes.append(f"It has made the {record.total_steps:,} steps it was asked for: raise steps for it to go on.")
   return NextCommand("Resume it", shlex.join(["posttrain", record.trainer, *words]), " ".join(notes))
+
+
+def _evaluate(record: RunRecord) -> NextCommand:
+  command = ["posttrain", "eval", record.directory]
+  if _HELD_OUT in record.data:
+    return NextCommand("Evaluate it", shlex.join(command), "On the run's own held-out data; --data FILE names others.")
+  note = "Put your data in the place of held-out.jsonl."
+  return NextCommand("Evaluate it", shlex.join([*command, "--data", "held-out.jsonl"]), note)
 
 
 def _hand_back(record: RunRecord, step: int) -> Iterator[NextCommand]:

@@ -8,18 +8,16 @@ policy in the page lets nothing run but its own scripts, and nothing be fetched.
 from __future__ import annotations
 
 import base64
-import contextlib
 import gzip
 import hashlib
 import importlib.util
-import os
-import tempfile
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from maxtext_posttrain import __version__
 from maxtext_posttrain.errors import ReportError
+from maxtext_posttrain.files import write_atomically
 from maxtext_posttrain.report.charts import MOST_POINTS, plots
 from maxtext_posttrain.report.figures import NONE, figure_table, readable_bytes
 from maxtext_posttrain.report.next_commands import next_commands
@@ -52,25 +50,9 @@ def write_page(runs: Sequence[RunFolder], path: Path, available: Collection[str]
       raise ReportError(f"{path}: exists and is no report of this program; name another file, or move it away")
     if not path.parent.is_dir():
       raise ReportError(f"{path}: there is no folder {path.parent}; make it, or name another file")
-    _write(path, text)
+    write_atomically(path, text)
   except OSError as error:
     raise ReportError(f"{path}: can't be written: {error.strerror or error}; name another file") from error
-
-
-def _write(path: Path, text: str) -> None:
-  """Writes through a temporary file of its own name, so that two writers don't meet in one."""
-  descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-  try:
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-      file.write(text)
-    umask = os.umask(0)
-    os.umask(umask)
-    Path(temporary).chmod(0o666 & ~umask)
-    Path(temporary).replace(path)
-  except BaseException:
-    with contextlib.suppress(OSError):
-      Path(temporary).unlink()
-    raise
 
 
 def _is_ours(path: Path) -> bool:

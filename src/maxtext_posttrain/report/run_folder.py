@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from maxtext_posttrain.errors import ReportError
+from maxtext_posttrain.report.evaluations import evaluation_figures
 from maxtext_posttrain.report.metrics_file import read_metrics
 from maxtext_posttrain.report.run_file import RunRecord
 
@@ -48,12 +49,14 @@ class RunFolder:
     curves: by kind ("train", "eval") and key.
     record: None for a folder without `run.json`.
     checkpoints: in order of steps.
+    evaluations: what `posttrain eval` found, by name.
   """
 
   path: Path
   curves: dict[tuple[str, str], Curve]
   record: RunRecord | None
   checkpoints: list[Checkpoint]
+  evaluations: dict[str, str] = field(default_factory=dict)
 
   @property
   def name(self) -> str:
@@ -91,7 +94,8 @@ class RunFolder:
       raise ReportError(f"{error.filename or path}: can't be read: {error.strerror or error}") from error
     if not curves and record is None:
       raise ReportError(f"{metrics}: holds no metrics, and there is no run.json: there is nothing to show")
-    return cls(path, curves, record, list(_checkpoints(_checkpoint_folder(path, record))))
+    checkpoints = list(_checkpoints(_checkpoint_folder(path, record)))
+    return cls(path, curves, record, checkpoints, evaluation_figures(path))
 
 
 def _curves(path: Path) -> dict[tuple[str, str], Curve]:

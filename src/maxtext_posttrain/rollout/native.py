@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -87,6 +87,7 @@ class NativeEngine:
     options: SamplingOptions,
     *,
     weights: nnx.State | None = None,
+    progress: Callable[[int, int], None] | None = None,
   ) -> list[Completion]:
     """Completes each prompt `options.n` times.
 
@@ -94,6 +95,7 @@ class NativeEngine:
       prompts: token ids, at least one each.
       options: how tokens are chosen.
       weights: those of a model like the engine's (`model_weights`), in place of its own.
+      progress: is told after each wave how many completions there are, and how many there will be.
 
     Returns:
       The completions of the first prompt, then those of the second, and so on.
@@ -108,6 +110,8 @@ class NativeEngine:
       arrays = self._apart(arrays) if self._split_layers.stacked else self._split_layers(arrays)
       for wave in _waves(requests, self.max_batch):
         completions |= self._generate_wave(arrays, wave, options)
+        if progress is not None:
+          progress(len(completions), len(requests))
     return [completions[number] for number in range(len(requests))]
 
   def _requests(self, prompts: Sequence[Sequence[int]], options: SamplingOptions) -> list[_Request]:

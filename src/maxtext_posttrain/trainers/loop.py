@@ -195,10 +195,10 @@ class PostTrainer(peft_trainer.PeftTrainer):
     if not batches or not sums["weight"]:
       raise TrainingError("the evaluation data has no trained token; mend it or set eval_interval=-1")
     loss = sums["loss_sum"] / sums["weight"]
-    self._reporter.evaluation(
-      self._train_steps,
-      {"loss": loss, "perplexity": float(np.exp(min(loss, 700.0))), "trained_tokens": int(sums["weight"])},
-    )
+    values = {"loss": loss, "perplexity": float(np.exp(min(loss, 700.0))), "trained_tokens": int(sums["weight"])}
+    if "correct" in sums:
+      values["token_accuracy"] = sums["correct"] / sums["weight"]
+    self._reporter.evaluation(self._train_steps, values)
     self._last_time = time.perf_counter()
 
   def _save_last_checkpoint(self) -> None:

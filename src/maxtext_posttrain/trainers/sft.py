@@ -30,11 +30,17 @@ class SFT(Objective):
   def loss(
     self, config: MaxTextConfig, model: nnx.Module, batch: Batch, is_train: bool
   ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Cross-entropy summed over trained tokens, plus MaxText's z-loss and MoE balance terms where they are on."""
+    """Cross-entropy summed over trained tokens, plus MaxText's z-loss and MoE balance terms where they are on.
+
+    Evaluation also counts the trained tokens that were the most probable ones.
+    """
     mask = batch["targets_segmentation"] != 0
     logits = maxtext_api.forward(config, model, batch, is_train=is_train)
     loss_sum = sft_loss_sum(logits, batch["targets"], mask, z_loss_multiplier=config.z_loss_multiplier)
     metrics = {"tokens": jnp.sum(batch["inputs_segmentation"] != 0).astype(jnp.float32)}
+    if not is_train:
+      predicted = jnp.argmax(logits, axis=-1) == batch["targets"]
+      metrics["correct"] = jnp.sum(predicted & mask).astype(jnp.float32)
     balance = maxtext_api.pop_load_balance_loss(model)
     if balance is not None and is_train:
       # A mean over layers already: weighted by this micro-batch's tokens, it is a mean over the global batch too.

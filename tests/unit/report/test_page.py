@@ -15,6 +15,7 @@ from maxtext_posttrain.report.charts import plots, thin
 from maxtext_posttrain.report.figures import duration, figure_table, readable_bytes
 from maxtext_posttrain.report.next_commands import next_commands
 from maxtext_posttrain.report.page import render
+from maxtext_posttrain.report.run_file import RunRecord
 from maxtext_posttrain.report.run_folder import Curve, RunFolder
 from tests.support.report_runs import HOSTILE, make_run, train_metrics
 
@@ -217,12 +218,37 @@ def test_commands_to_go_on(tmp_path: Path):
     "learning_rate=1e-3",
     "steps=1004",
   ]
-  assert found["Evaluate it"] == ["posttrain", "eval", str(folder)]
+  assert found["Evaluate it"] == ["posttrain", "eval", str(folder), "--data", "held-out.jsonl"]
   assert not any("inspect" in words for words in found.values())  # Not among the available commands.
   back = found["Hand it back to pre-training"]
   assert back[:3] == ["python", "-m", "maxtext.trainers.pre_train.train"]
   assert {"run_name=my run", "base_emb_dim=16", "steps=1004", f"base_output_directory={tmp_path}"} <= set(back)
   assert not [word for word in back if word.startswith("hf_")]
+
+
+def test_a_run_with_data_of_its_own_is_evaluated_on_them(tmp_path: Path):
+  folder = make_run(tmp_path / "a", checkpoints={4: 1})
+  record = RunRecord.read(folder)
+  assert record is not None
+  record.data["held out"] = record.data["training"]
+  record.write(folder)
+  found = {command.title: command.text for command in next_commands(RunFolder.read(folder), AVAILABLE)}
+  assert shlex.split(found["Evaluate it"]) == ["posttrain", "eval", str(folder)]
+
+
+def test_the_latest_evaluation_is_among_the_figures(tmp_path: Path):
+  folder = make_run(tmp_path / "a")
+  for step, accuracy in ((4, 0.5), (12, 0.25)):
+    content = {"tokens": {"loss": 1.5, "token_accuracy": None}, "answers": {"greedy": {"accuracy": accuracy}}}
+    content["answers"]["greedy"]["questions"] = 1319
+    (folder / f"eval-{step}.json").write_text(json.dumps(content))
+  for name, text in (("eval-13.json", "[1, "), ("eval-14.json", '{"tokens": [], "answers": "x"}'), ("eval-x.json", "")):
+    (folder / name).write_text(text)
+  rows = dict(figure_table([RunFolder.read(folder)]))
+  assert {name: value for name, value in rows.items() if name.startswith("Evaluated")} == {
+    "Evaluated: loss": ["1.5000 at step 12"],
+    "Evaluated: exact match, greedy": ["25.00% of 1,319 questions at step 12"],
+  }
 
 
 def test_without_a_checkpoint_a_run_can_only_be_resumed(tmp_path: Path):
