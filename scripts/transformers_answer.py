@@ -15,7 +15,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-_MOST_TOKENS = 160
+_MOST_TOKENS = 128
 
 
 def main() -> None:
