@@ -68,8 +68,7 @@ class Recorder:
     self._compile_seconds: list[float] = []
     self._parameters = 0
     self._pending: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    self._watcher = threading.Thread(target=self._watch, daemon=True)
-    self._watcher.start()
+    self._watcher: threading.Thread | None = None
 
   def _watch(self) -> None:
     while (loss := self._pending.get()) is not None:
@@ -95,6 +94,10 @@ class Recorder:
     @functools.wraps(buffer_metrics)
     def observed_buffer_metrics(trainer: Any, metrics_buffer: Any, loss: Any, step: int, *args: Any, **kw: Any) -> Any:
       self._pending.put(loss)
+      if self._watcher is None:
+        # Not sooner: what is observed may fork while it has no thread.
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
+        self._watcher.start()
       if not self._parameters:
         self._parameters = _count_parameters(trainer.model)
       return buffer_metrics(trainer, metrics_buffer, loss, step, *args, **kw)
@@ -110,7 +113,8 @@ class Recorder:
   def write(self, path: Path) -> None:
     """Writes all that was recorded; call it when the run is over."""
     self._pending.put(None)
-    self._watcher.join()
+    if self._watcher is not None:
+      self._watcher.join()
     kilobytes = 1 if sys.platform == "darwin" else 1024
     result = {
       "completed": self._completed,

@@ -2,10 +2,11 @@
 
   python benchmarks/checkpoint.py --rounds 3
 
-Each side saves and restores the same train state (AdamW, scanned layers, float32), with the same storage options, in a
-process of its own; sides alternate, and which begins alternates too. A save is timed from the call until it is on
-disk; it blocks until the call returns and the trainer could go on. Printed are medians with smallest and largest value,
-and the ratios of each round: times depend on the machine, ratios much less.
+Each side saves and restores the same train state (AdamW, scanned layers, float32) in a process of its own; sides
+alternate, and which begins alternates too. Orbax alone has its own default options, the other two have MaxText's. A
+save is timed from the call until it is on disk; it blocks until the call returns and the trainer could go on. A restore
+here also reads what the checkpoint holds, checks it against the model and puts it there. Printed are medians with
+smallest and largest value, and the ratios of each round: times depend on the machine, ratios much less.
 """
 
 from __future__ import annotations

@@ -18,7 +18,6 @@ from orbax.checkpoint import v1 as ocp
 from maxtext_posttrain import maxtext_api
 from maxtext_posttrain.checkpointing import layout, reader, streaming
 from maxtext_posttrain.checkpointing.locations import find_step
-from maxtext_posttrain.checkpointing.manager import StorageOptions
 from maxtext_posttrain.checkpointing.metadata import (
   ITEMS,
   TUNIX_OPTIMIZER,
@@ -28,6 +27,8 @@ from maxtext_posttrain.checkpointing.metadata import (
   flatten_tree,
   reason,
 )
+from maxtext_posttrain.checkpointing.paths import format_path
+from maxtext_posttrain.checkpointing.storage import StorageOptions
 from maxtext_posttrain.config import Config
 from maxtext_posttrain.config.saved import save_config
 from maxtext_posttrain.errors import CheckpointError
@@ -134,7 +135,7 @@ def verify(stored: StoredCheckpoint, items: Mapping[str, Any]) -> dict[KeyPath, 
     for path, on_disk in streaming.read_arrays(stored, ITEMS, group).items():
       in_memory = np.asarray(memory[path])
       if (on_disk.dtype, on_disk.shape) != (in_memory.dtype, in_memory.shape) or not _same_bits(on_disk, in_memory):
-        raise CheckpointError(f"{stored.root}: {layout.format_path(path)} was read back other than it was written")
+        raise CheckpointError(f"{stored.root}: {format_path(path)} was read back other than it was written")
   return {path: streaming.array_bytes(array) for path, array in have.items()}
 
 
@@ -153,7 +154,7 @@ def _pretraining_state(config: Config) -> PretrainingState:
   return maxtext_api.pretraining_state(maxtext, maxtext_api.build_mesh(maxtext))
 
 
-def _items(pretraining: PretrainingState, leaves: Mapping[layout.Path, Any]) -> dict[str, Any]:
+def _items(pretraining: PretrainingState, leaves: Mapping[KeyPath, Any]) -> dict[str, Any]:
   """The `items` tree of what was read; what was not, the rng state above all, is left out."""
   state: nnx.State = layout.replace_leaves(pretraining.state, leaves)
   tree = maxtext_api.to_checkpoint_dict(state)

@@ -4,51 +4,40 @@ A live state may be wrapped where pre-training's is not: the model may sit behin
 `optax.MultiSteps`, `optax.inject_hyperparams` or a chain with a clip. `plan_layout` lines up the two leaf by leaf, by
 optax's own state types and by the module tree, never by a key's name alone. The plan then gathers (`to_pretraining`)
 and scatters (`from_pretraining`) leaves. A leaf with no place, or a place with no leaf, is an error that names it.
-
-Paths are tuples in the coordinates of MaxText's `TrainStateNNX`: `('model', ...)`, `('optimizer', 'opt_state', ...)`
-and `('optimizer', 'step')`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from flax import nnx
 
+from maxtext_posttrain.checkpointing.optimizer_layout import OptimizerAlignment
+from maxtext_posttrain.checkpointing.paths import (
+  ADAPTER_CHILD,
+  MODEL,
+  STEP,
+  FlatState,
+  Path,
+  as_path,
+  format_path,
+  raise_problems,
+)
 from maxtext_posttrain.errors import CheckpointError
 
-Path = tuple[str | int, ...]
-FlatState = dict[Path, Any]
-
-STEP: Path = ("optimizer", "step")
-OPT_STATE: Path = ("optimizer", "opt_state")
-MODEL: Path = ("model",)
-ADAPTER_CHILD = "base"
 _MAX_ADAPTER_DEPTH = 3
-_INJECT_TYPES = (optax.InjectHyperparamsState, optax.InjectStatefulHyperparamsState)
 _MAX_KEPT_SIZE = 64
 """Wrapper leaves up to this many elements (hyperparameters) are kept in the step's metadata."""
-
-
-def format_path(path: Path) -> str:
-  """`('model', 'layers', 0)` as `model/layers/0`."""
-  return "/".join(map(str, path))
 
 
 def flatten_state(state: nnx.State) -> FlatState:
   """Leaves of an `nnx.State` by path, without their `nnx.Variable` boxes."""
   return {as_path(path): variable.get_value() for path, variable in nnx.to_flat_state(state)}
-
-
-def as_path(path: Iterable[Any]) -> Path:
-  """NNX's key types are wider than the strings and integers that modules and chains use."""
-  return tuple(path)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,17 +61,6 @@ class LayoutPlan:
   wrapper_zeros: tuple[Path, ...]
   wrapper_values: tuple[Path, ...]
   adapter_depth: int
-
-
-@dataclasses.dataclass
-class _Wrappers:
-  """What the optimizer's wrappers hold, collected while they are peeled."""
-
-  counts: list[Path] = dataclasses.field(default_factory=list)
-  zeros: list[Path] = dataclasses.field(default_factory=list)
-  values: list[Path] = dataclasses.field(default_factory=list)
-  updates: Path | None = None
-  micro_steps: bool = False
 
 
 def plan_layout(
@@ -117,43 +95,26 @@ def plan_layout(
   placed = set(moved.values())
   surplus = [(*MODEL, *path) for path in live_model if (*MODEL, *path) not in placed]
 
-  wrappers = _Wrappers()
-  counted: list[Path] = []
+  alignment = OptimizerAlignment(prefix)
   if live_opt_state is not None:
-    _match(live_opt_state, target_opt_state, OPT_STATE, OPT_STATE, prefix, moved, counted, wrappers)
+    alignment.match(live_opt_state, target_opt_state)
+    moved.update(alignment.moved)
     # nnx.Optimizer.step counts calls of `update`; under MultiSteps those are micro-steps.
-    if wrappers.micro_steps:
-      wrappers.values.append(STEP)
-      counted.append(STEP)
+    if alignment.micro_steps:
+      alignment.wrapper_values.append(STEP)
+      alignment.counted.append(STEP)
     elif STEP in live_flat:
       moved[STEP] = STEP
   _raise_on_misfit(moved, unplaced, surplus, live_flat, target_flat)
   return LayoutPlan(
     moved=moved,
-    counted=tuple(counted),
-    updates_path=wrappers.updates or STEP,
-    wrapper_counts=tuple(wrappers.counts),
-    wrapper_zeros=tuple(wrappers.zeros),
-    wrapper_values=tuple(wrappers.values),
+    counted=tuple(alignment.counted),
+    updates_path=alignment.updates_path or STEP,
+    wrapper_counts=tuple(alignment.wrapper_counts),
+    wrapper_zeros=tuple(alignment.wrapper_zeros),
+    wrapper_values=tuple(alignment.wrapper_values),
     adapter_depth=depth,
   )
-
-
-def align_optimizer(stored: Any, target: Any, adapter_depth: int) -> tuple[dict[Path, Path], list[Path]]:
-  """Lines up a stored optimizer state with pre-training's, both with optax's own types.
-
-  Returns:
-    Pre-training's path to the stored path, each below `('optimizer', 'opt_state')`, and pre-training's scalar paths
-    that are the number of updates without a stored leaf of their own.
-
-  Raises:
-    CheckpointError: the two are of different optimizers.
-  """
-  moved: dict[Path, Path] = {}
-  counted: list[Path] = []
-  prefix = (ADAPTER_CHILD,) * adapter_depth
-  _match(stored, target, OPT_STATE, OPT_STATE, prefix, moved, counted, _Wrappers())
-  return moved, counted
 
 
 def to_pretraining(plan: LayoutPlan, live: nnx.State, target: nnx.State) -> nnx.State:
@@ -227,28 +188,6 @@ def from_pretraining(
   return replace_leaves(live, leaves)
 
 
-def strip_wrappers(opt_state: Any) -> Any:
-  """The optimizer state pre-training's layout would hold, where no configuration says what it is.
-
-  Wrappers go by type: `MultiSteps`, `inject_hyperparams` and stateless links of a chain. An injected learning rate is
-  pre-training's schedule, so the chain's last, stateless link becomes the schedule's count again.
-  """
-  if isinstance(opt_state, optax.MultiStepsState):
-    return strip_wrappers(opt_state.inner_opt_state)
-  if isinstance(opt_state, _INJECT_TYPES):
-    inner = strip_wrappers(opt_state.inner_state)
-    if "learning_rate" in opt_state.hyperparams and type(inner) is tuple and _is_stateless(inner[-1]):
-      return (*inner[:-1], optax.ScaleByScheduleState(count=opt_state.count))
-    return inner
-  if type(opt_state) is tuple and not _is_stateless(opt_state):
-    stateful = [entry for entry in opt_state if not _is_stateless(entry)]
-    # A clip stands before the optimizer it clips; MaxText's own chains begin with a state, or (SGD's) hold a schedule.
-    clipped = _is_stateless(opt_state[0]) and not isinstance(stateful[0], optax.ScaleByScheduleState)
-    if len(stateful) == 1 and (clipped or type(stateful[0]) is tuple or _is_wrapper(stateful[0])):
-      return strip_wrappers(stateful[0])
-  return opt_state
-
-
 def strip_adapter(state: nnx.State, depth: int) -> nnx.State:
   """A `TrainStateNNX` state with `depth` adapter levels taken from the model; the optimizer is left out."""
   prefix = (*MODEL, *(ADAPTER_CHILD,) * depth)
@@ -258,26 +197,6 @@ def strip_adapter(state: nnx.State, depth: int) -> nnx.State:
     if tuple(path[: len(prefix)]) == prefix
   ]
   return nnx.from_flat_state(flat)
-
-
-def strip_adapter_from_optimizer(opt_state: Any, depth: int) -> Any:
-  """The optimizer state with `depth` adapter levels taken from each tree that is shaped like the weights."""
-
-  def strip(node: Any) -> Any:
-    if isinstance(node, nnx.State):
-      for _ in range(depth):
-        node = node[ADAPTER_CHILD]
-    return node
-
-  return jax.tree.map(strip, opt_state, is_leaf=lambda node: isinstance(node, nnx.State))
-
-
-def as_nested_state(opt_state: Any) -> nnx.State:
-  """An optimizer state with optax's own types as `nnx.state(optimizer)['opt_state']` would file it."""
-  leaves, _ = jax.tree_util.tree_flatten_with_path(opt_state)
-  return nnx.from_flat_state(
-    [(tuple(_key_name(key) for key in path), nnx.optimizer.OptState(leaf)) for path, leaf in leaves]
-  )
 
 
 def _below(flat: Mapping[Path, Any], prefix: Path) -> FlatState:
@@ -295,131 +214,6 @@ def find_adapter_depth(live: Mapping[Path, Any], target: Mapping[Path, Any]) -> 
     range(_MAX_ADAPTER_DEPTH + 1),
     key=lambda depth: sum((*(ADAPTER_CHILD,) * depth, *path) in live for path in target),
   )
-
-
-def _is_stateless(node: Any) -> bool:
-  return not jax.tree.leaves(node)
-
-
-def _is_wrapper(node: Any) -> bool:
-  return isinstance(node, (optax.MultiStepsState, *_INJECT_TYPES))
-
-
-def _states(node: Any, path: Path, wrappers: _Wrappers | None) -> list[tuple[Path, Any]]:
-  """The stateful optax states under chains and wrappers, in order; what the wrappers hold is recorded."""
-  if _is_stateless(node):
-    return []
-  if wrappers is not None and isinstance(node, optax.MultiStepsState):
-    wrappers.updates = (*path, "gradient_step")
-    wrappers.micro_steps = True
-    wrappers.counts.append((*path, "gradient_step"))
-    wrappers.zeros.append((*path, "mini_step"))
-    wrappers.zeros.extend((*path, "acc_grads", *leaf) for leaf in _leaf_paths(node.acc_grads))
-    return _states(node.inner_opt_state, (*path, "inner_opt_state"), wrappers)
-  if wrappers is not None and isinstance(node, _INJECT_TYPES):
-    wrappers.updates = wrappers.updates or (*path, "count")
-    wrappers.counts.append((*path, "count"))
-    wrappers.values.extend((*path, "hyperparams", *leaf) for leaf in _leaf_paths(node.hyperparams))
-    states = getattr(node, "hyperparams_states", {})
-    wrappers.counts.extend((*path, "hyperparams_states", *leaf) for leaf in _leaf_paths(states))
-    return _states(node.inner_state, (*path, "inner_state"), wrappers)
-  if type(node) is tuple or type(node) is list:
-    return [state for index, child in enumerate(node) for state in _states(child, (*path, index), wrappers)]
-  return [(path, node)]
-
-
-def _match(
-  live: Any,
-  target: Any,
-  live_path: Path,
-  target_path: Path,
-  prefix: Path,
-  moved: dict[Path, Path],
-  counted: list[Path],
-  wrappers: _Wrappers,
-) -> None:
-  """Lines up two optimizer states: chains by the order and type of what they hold, the rest field by field."""
-  live_states = _states(live, live_path, wrappers)
-  for path, wanted in _states(target, target_path, None):
-    if live_states and _same_kind(live_states[0][1], wanted):
-      source_path, source = live_states.pop(0)
-      for name, wanted_child in _children(wanted):
-        child = dict(_children(source))[name]
-        _match_field(child, wanted_child, (*source_path, name), (*path, name), prefix, moved, counted, wrappers)
-    elif isinstance(wanted, optax.ScaleByScheduleState):
-      # The schedule lives in a wrapper here (an injected learning rate); its count is the updates made.
-      counted.append((*path, "count"))
-    else:
-      found = type(live_states[0][1]).__name__ if live_states else "nothing"
-      raise CheckpointError(
-        f"optimizer state {format_path(path)}: pre-training's optimizer keeps {type(wanted).__name__} here, the live"
-        f" one has {found}; use the optimizer that the configuration names (opt_type)"
-      )
-  if live_states:
-    path, left = live_states[0]
-    raise CheckpointError(
-      f"optimizer state {format_path(path)}: {type(left).__name__} has no place in pre-training's optimizer; use the"
-      " optimizer that the configuration names (opt_type)"
-    )
-
-
-def _match_field(
-  live: Any,
-  target: Any,
-  live_path: Path,
-  target_path: Path,
-  prefix: Path,
-  moved: dict[Path, Path],
-  counted: list[Path],
-  wrappers: _Wrappers,
-) -> None:
-  if isinstance(target, nnx.State):
-    live_paths, target_paths = set(_leaf_paths(live)), _leaf_paths(target)
-    misfits = [path for path in target_paths if (*prefix, *path) not in live_paths]
-    misfits += [path for path in live_paths if path[: len(prefix)] != prefix or path[len(prefix) :] not in target_paths]
-    if misfits:
-      listed = ", ".join(format_path((*live_path, *path)) for path in sorted(misfits, key=str)[:10])
-      raise CheckpointError(f"optimizer state does not follow the model's weights: {listed}")
-    moved.update({(*target_path, *path): (*live_path, *prefix, *path) for path in target_paths})
-  elif _is_leaf(target):
-    if not _is_leaf(live):
-      raise CheckpointError(f"optimizer state {format_path(live_path)}: pre-training keeps one array here")
-    moved[target_path] = live_path
-  elif not _is_stateless(target) or not _is_stateless(live):
-    _match(live, target, live_path, target_path, prefix, moved, counted, wrappers)
-
-
-def _same_kind(live: Any, target: Any) -> bool:
-  if isinstance(live, dict) and isinstance(target, dict):
-    return set(live) == set(target)
-  return type(live) is type(target)
-
-
-def _children(node: Any) -> list[tuple[str | int, Any]]:
-  """A state's fields with the names under which `nnx.state` files them."""
-  if isinstance(node, Mapping):
-    return list(node.items())
-  if hasattr(node, "_fields"):
-    return [(name, getattr(node, name)) for name in node._fields]
-  if dataclasses.is_dataclass(node):
-    return [(field.name, getattr(node, field.name)) for field in dataclasses.fields(node)]
-  raise CheckpointError(f"optimizer state of type {type(node).__name__} is not known to the checkpoint layout")
-
-
-def _is_leaf(node: Any) -> bool:
-  return hasattr(node, "shape") and hasattr(node, "dtype")
-
-
-def _leaf_paths(tree: Any) -> set[Path]:
-  paths, _ = jax.tree_util.tree_flatten_with_path(tree)
-  return {tuple(_key_name(key) for key in path) for path, _ in paths}
-
-
-def _key_name(key: Any) -> str | int:
-  for attribute in ("key", "name", "idx"):
-    if hasattr(key, attribute):
-      return getattr(key, attribute)
-  raise TypeError(f"unknown tree key {key!r}")
 
 
 def _raise_on_misfit(
@@ -451,14 +245,6 @@ def describe_mismatch(name: str, have: Any, want: Any) -> str | None:
   if have.dtype != want.dtype and not _is_step_cast(have, want):
     return f"{name}: {have.dtype} here, {want.dtype} wanted"
   return None
-
-
-def raise_problems(title: str, problems: Iterable[str], *, limit: int = 20) -> None:
-  """Raises one CheckpointError that lists up to `limit` problems, if there is any."""
-  problems = list(problems)
-  if problems:
-    more = f"; and {len(problems) - limit} more" if len(problems) > limit else ""
-    raise CheckpointError(f"{title}: {'; '.join(problems[:limit])}{more}")
 
 
 def _is_key(leaf: Any) -> bool:

@@ -17,15 +17,16 @@ from orbax.checkpoint import v1 as ocp
 from tunix.sft import checkpoint_manager as tunix_checkpoint_manager
 
 from maxtext_posttrain import maxtext_api
-from maxtext_posttrain.checkpointing import layout, reader
+from maxtext_posttrain.checkpointing import layout, optimizer_layout, reader
 from maxtext_posttrain.checkpointing.data_position import DATA_POSITION, DataPosition, PositionedIterator
 from maxtext_posttrain.checkpointing.metadata import DamagedCheckpointError, describe_checkpoint, reason
+from maxtext_posttrain.checkpointing.paths import ADAPTER_CHILD
+from maxtext_posttrain.checkpointing.storage import StorageOptions
 from maxtext_posttrain.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
 
 _WRAPPERS_KEY = "optimizer_wrappers"
-_BYTES_PER_GB = 10**9
 _AFTER_FAILED_SAVE = "make room there and run again: it goes on from the newest checkpoint"
 
 
@@ -49,75 +50,6 @@ class _LiveTarget:
 
   state: nnx.State
   opt_state: Any
-
-
-@dataclasses.dataclass(frozen=True)
-class StorageOptions:
-  """How checkpoints are written; MaxText's keys and meanings.
-
-  Attributes:
-    save_interval_steps: save at multiples of this step (`checkpoint_period`).
-    max_to_keep: newest checkpoints kept; None keeps all (`max_num_checkpoints_to_keep`).
-    use_async: write in the background once the arrays are on the host (`async_checkpointing`).
-    use_ocdbt: one key-value store instead of a folder an array (`checkpoint_storage_use_ocdbt`).
-    use_zarr3: `checkpoint_storage_use_zarr3`.
-    device_host_gb: device-to-host budget in GB (`checkpoint_storage_concurrent_gb`). It does not cap reads and
-      writes: a single array larger than such a cap can't be saved.
-    target_file_bytes: size at which a data file is closed (`checkpoint_storage_target_data_file_size_bytes`).
-    restore_fallback: use the checkpoint before a damaged newest one.
-    save_decision_policy: Orbax's policy, where a caller brings one; stands in for `save_interval_steps`.
-  """
-
-  save_interval_steps: int = 1
-  max_to_keep: int | None = None
-  use_async: bool = True
-  use_ocdbt: bool = True
-  use_zarr3: bool = True
-  device_host_gb: int | None = None
-  target_file_bytes: int | None = None
-  restore_fallback: bool = False
-  save_decision_policy: Any = None
-
-  @classmethod
-  def of(cls, options: ocp_v0.CheckpointManagerOptions | None, config: Any) -> StorageOptions:
-    """From Tunix's `checkpointing_options` and a configuration with MaxText's keys; the options win where both speak.
-
-    Either may be None.
-    """
-    values: dict[str, Any] = {}
-    for field, key in (
-      ("save_interval_steps", "checkpoint_period"),
-      ("max_to_keep", "max_num_checkpoints_to_keep"),
-      ("use_async", "async_checkpointing"),
-      ("use_ocdbt", "checkpoint_storage_use_ocdbt"),
-      ("use_zarr3", "checkpoint_storage_use_zarr3"),
-      ("device_host_gb", "checkpoint_storage_concurrent_gb"),
-      ("target_file_bytes", "checkpoint_storage_target_data_file_size_bytes"),
-      ("restore_fallback", "restore_fallback"),
-    ):
-      value = getattr(config, key, None)
-      if value is not None:
-        values[field] = value
-    if options is not None:
-      values["save_interval_steps"] = options.save_interval_steps
-      values["use_async"] = options.enable_async_checkpointing
-      if options.max_to_keep is not None:
-        values["max_to_keep"] = options.max_to_keep
-      if options.save_decision_policy is not None:
-        values["save_decision_policy"] = options.save_decision_policy
-    return cls(**values)
-
-  def context(self) -> ocp.Context:
-    """A fresh Orbax context; it reads the part of a checkpoint that is asked for."""
-    context = maxtext_api.build_orbax_context(
-      use_ocdbt=self.use_ocdbt,
-      use_zarr3=self.use_zarr3,
-      ocdbt_target_data_file_size_bytes=self.target_file_bytes,
-      partial_load=True,
-    )
-    if self.device_host_gb:
-      context.memory.transfer_concurrent_bytes = self.device_host_gb * _BYTES_PER_GB
-    return context
 
 
 class MaxTextLayoutCheckpointManager(tunix_checkpoint_manager.CheckpointManager):
@@ -412,15 +344,15 @@ def live_target(model: nnx.Module, live: nnx.State, live_opt_state: Any) -> Targ
   """The layout taken from the live state: the adapter told by its class, the optimizer's wrappers by their types."""
   depth = 0
   while maxtext_api.is_tunix_adapter(model):
-    model, depth = getattr(model, layout.ADAPTER_CHILD), depth + 1
+    model, depth = getattr(model, ADAPTER_CHILD), depth + 1
   bare = layout.strip_adapter(live, depth)
   if live_opt_state is None:
     return _LiveTarget(bare, None)
-  opt_state = layout.strip_wrappers(live_opt_state)
+  opt_state = optimizer_layout.strip_wrappers(live_opt_state)
   if depth:
-    opt_state = layout.strip_adapter_from_optimizer(opt_state, depth)
+    opt_state = optimizer_layout.strip_adapter_from_optimizer(opt_state, depth)
   step = live["optimizer"]["step"]
-  optimizer = nnx.State({"step": step, "opt_state": layout.as_nested_state(opt_state)})
+  optimizer = nnx.State({"step": step, "opt_state": optimizer_layout.as_nested_state(opt_state)})
   return _LiveTarget(nnx.State({"model": bare["model"], "optimizer": optimizer}), opt_state)
 
 

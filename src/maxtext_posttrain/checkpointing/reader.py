@@ -14,7 +14,6 @@ from orbax.checkpoint import v1 as ocp
 
 from maxtext_posttrain import maxtext_api
 from maxtext_posttrain.checkpointing import layout, tunix_layout
-from maxtext_posttrain.checkpointing.layout import FlatState, Path
 from maxtext_posttrain.checkpointing.metadata import (
   ITEMS,
   TUNIX_OPTIMIZER,
@@ -25,6 +24,18 @@ from maxtext_posttrain.checkpointing.metadata import (
   flatten_tree,
   reason,
   stored_shape,
+)
+from maxtext_posttrain.checkpointing.optimizer_layout import align_optimizer
+from maxtext_posttrain.checkpointing.paths import (
+  ADAPTER_CHILD,
+  MODEL,
+  OPT_STATE,
+  STEP,
+  FlatState,
+  Path,
+  as_path,
+  format_path,
+  raise_problems,
 )
 
 
@@ -107,13 +118,13 @@ def _leaves_from_items(items: Mapping[str, Any]) -> FlatState:
   """A restored `items` tree as leaves by path, in the coordinates of `TrainStateNNX`."""
   leaves: FlatState = {}
   for path, leaf in flatten_tree(items["params"]["params"]).items():
-    leaves[(*layout.MODEL, *path)] = leaf
+    leaves[(*MODEL, *path)] = leaf
   for path, leaf in flatten_tree(items.get("nnx_aux", {})).items():
     leaves[path] = leaf
   for path, leaf in flatten_tree(maxtext_api.opt_state_from_checkpoint(items.get("opt_state"))).items():
-    leaves[(*layout.OPT_STATE, *path)] = leaf
+    leaves[(*OPT_STATE, *path)] = leaf
   if "step" in items:
-    leaves[layout.STEP] = items["step"]
+    leaves[STEP] = items["step"]
   return leaves
 
 
@@ -127,48 +138,45 @@ def _read_tunix(
 ) -> RestoredState:
   params_state, aux_state, _ = maxtext_api.split_for_checkpoint(target)
   target_flat = layout.flatten_state(target)
-  wanted_params = [path[1:] for path in layout.flatten_state(params_state) if path[:1] == layout.MODEL]
+  wanted_params = [path[1:] for path in layout.flatten_state(params_state) if path[:1] == MODEL]
   have_params = flatten_tree(tunix_layout.unbox(stored.trees[TUNIX_PARAMS]))
   depth = layout.find_adapter_depth(have_params, dict.fromkeys(wanted_params))
-  prefix = (layout.ADAPTER_CHILD,) * depth
+  prefix = (ADAPTER_CHILD,) * depth
   # Buffers lie among the weights; those that an older model had not keep their fresh value, as in `items`.
   buffers = [
-    layout.as_path(path[1:])
-    for path, variable in nnx.to_flat_state(aux_state)
-    if not isinstance(variable, nnx.RngState)
+    as_path(path[1:]) for path, variable in nnx.to_flat_state(aux_state) if not isinstance(variable, nnx.RngState)
   ]
   wanted = [*wanted_params, *(path for path in buffers if (*prefix, *path) in have_params)]
-  sources: dict[str, dict[Path, Path]] = {TUNIX_PARAMS: {(*layout.MODEL, *path): (*prefix, *path) for path in wanted}}
+  sources: dict[str, dict[Path, Path]] = {TUNIX_PARAMS: {(*MODEL, *path): (*prefix, *path) for path in wanted}}
   notes = ["written in Tunix's layout; the next save is in MaxText's", "rng state of Tunix's layout is not used"]
   problems = [
-    f"{layout.format_path(path)}: missing"
-    for path, source in sources[TUNIX_PARAMS].items()
-    if source not in have_params
+    f"{format_path(path)}: missing" for path, source in sources[TUNIX_PARAMS].items() if source not in have_params
   ]
   problems += [
-    f"{layout.format_path(path)}: in the checkpoint, but not in the model"
+    f"{format_path(path)}: in the checkpoint, but not in the model"
     for path in have_params
-    if (*layout.MODEL, *path[depth:]) not in target_flat and not _is_rng_state(path)
+    if (*MODEL, *path[depth:]) not in target_flat and not _is_rng_state(path)
   ]
-  layout.raise_problems(f"checkpoint {stored.root / TUNIX_PARAMS} does not fit the model", problems)
+  raise_problems(f"checkpoint {stored.root / TUNIX_PARAMS} does not fit the model", problems)
   counted: list[Path] = []
   have = {TUNIX_PARAMS: have_params}
   if with_optimizer and target_opt_state is not None:
     if TUNIX_OPTIMIZER in stored.trees:
       tree = tunix_layout.unbox(stored.trees[TUNIX_OPTIMIZER])
       typed = tunix_layout.typed_opt_state(tree.get("opt_state", tree))
-      moved, counted = layout.align_optimizer(typed, target_opt_state, depth)
-      sources[TUNIX_OPTIMIZER] = {path: source[1:] for path, source in moved.items()}
+      alignment = align_optimizer(typed, target_opt_state, depth)
+      counted = alignment.counted
+      sources[TUNIX_OPTIMIZER] = {path: source[1:] for path, source in alignment.moved.items()}
       have[TUNIX_OPTIMIZER] = {tuple(map(_digit, path)): leaf for path, leaf in flatten_tree(tree).items()}
     else:
       notes.append("no optimizer state here: its moments start fresh")
   problems = [
-    f"{layout.format_path(path)}: shape {have[item][source].shape} on disk, {stored_shape(target_flat[path])} wanted"
+    f"{format_path(path)}: shape {have[item][source].shape} on disk, {stored_shape(target_flat[path])} wanted"
     for item, paths in sources.items()
     for path, source in paths.items()
     if have[item][source].shape != stored_shape(target_flat[path])
   ]
-  layout.raise_problems(f"checkpoint {stored.root} does not fit the model", problems)
+  raise_problems(f"checkpoint {stored.root} does not fit the model", problems)
   requests = {
     item: _boxed_request(stored.trees[item], {source: target_flat[path] for path, source in paths.items()})
     for item, paths in sources.items()
@@ -182,7 +190,7 @@ def _read_tunix(
   for path in counted:
     leaves[path] = np.asarray(updates, dtype=target_flat[path].dtype)
   if with_optimizer:
-    leaves[layout.STEP] = np.asarray(updates, dtype=np.uint32)
+    leaves[STEP] = np.asarray(updates, dtype=np.uint32)
   return RestoredState(leaves, updates, tuple(notes))
 
 
@@ -228,19 +236,19 @@ def _without(tree: Any, absent: list[Path]) -> Any:
 def _raise_on_mismatch(
   stored: StoredCheckpoint, wanted: Mapping[Path, Any], have: Mapping[Path, StoredArray], *, sections: set[str]
 ) -> None:
-  problems = [f"{layout.format_path(path)}: not in the checkpoint" for path in wanted if path not in have]
+  problems = [f"{format_path(path)}: not in the checkpoint" for path in wanted if path not in have]
   problems += [
-    f"{layout.format_path(path)}: in the checkpoint, but not in the model"
+    f"{format_path(path)}: in the checkpoint, but not in the model"
     for path in have
     if path[0] in sections and path not in wanted
   ]
   problems += [
-    f"{layout.format_path(path)}: shape {have[path].shape} on disk, {stored_shape(leaf)} wanted"
+    f"{format_path(path)}: shape {have[path].shape} on disk, {stored_shape(leaf)} wanted"
     for path, leaf in wanted.items()
     if path in have and have[path].shape != stored_shape(leaf)
   ]
   hint = _scan_hint(stored, wanted, have) or _key_hint(wanted, have) if problems else ""
-  layout.raise_problems(f"checkpoint {stored.root} does not fit the model{hint}", problems)
+  raise_problems(f"checkpoint {stored.root} does not fit the model{hint}", problems)
 
 
 def _scan_hint(stored: StoredCheckpoint, wanted: Mapping[Path, Any], have: Mapping[Path, StoredArray]) -> str:

@@ -20,6 +20,7 @@ from tunix.sft import peft_trainer
 
 from maxtext_posttrain.checkpointing.manager import MaxTextLayoutCheckpointManager, install
 from maxtext_posttrain.checkpointing.metadata import describe_checkpoint, flatten_tree, load_step_metadata
+from maxtext_posttrain.checkpointing.storage import StorageOptions
 from maxtext_posttrain.errors import CheckpointError
 from tests.support import toys
 
@@ -271,6 +272,35 @@ def test_tunix_layout_is_read_and_the_next_save_is_maxtexts(tmp_path: Path, wrap
   manager.save(6, model, optimizer, force=True)
   manager.close()
   assert describe_checkpoint(tmp_path / "6").layout == "maxtext"
+
+
+class Buffer(nnx.Variable):
+  """State that is neither a weight nor an rng's, as a router's bias."""
+
+
+class WithBuffer(toys.Leaf):
+  def __init__(self, rngs: nnx.Rngs, value: float):
+    super().__init__(rngs)
+    self.bias = Buffer(jnp.full((2,), value))
+
+
+@pytest.mark.parametrize("stored", [True, False], ids=["stored", "not stored"])
+def test_buffers_of_tunixs_layout_are_read_where_they_are_there(tmp_path: Path, stored: bool):
+  old = tunix_checkpoint_manager.CheckpointManager(str(tmp_path))
+  old.save(5, WithBuffer(nnx.Rngs(0), 1.0) if stored else toys.Leaf(nnx.Rngs(0)), None, force=True)
+  old.close()
+  fresh = WithBuffer(nnx.Rngs(1), 2.0)
+  manager = MaxTextLayoutCheckpointManager(str(tmp_path))
+  assert manager.maybe_restore(fresh)[0] == 5
+  manager.close()
+  np.testing.assert_array_equal(fresh.bias.get_value(), np.full(2, 1.0 if stored else 2.0))
+  np.testing.assert_array_equal(fresh.linear.kernel.get_value(), toys.Leaf(nnx.Rngs(0)).linear.kernel.get_value())
+
+
+def test_writing_is_not_one_transaction_and_no_array_is_too_large():
+  bound = StorageOptions(device_host_gb=1).context().memory_options.write_concurrent_bytes
+  assert bound is not None
+  assert bound > 10**15
 
 
 def test_a_disabled_manager_reads_and_writes_nothing(tmp_path: Path):
