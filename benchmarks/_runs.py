@@ -101,10 +101,11 @@ class Hardware:
   peak_tflops: float
 
 
-def measures(hardware: Hardware) -> tuple[Measure, ...]:
-  """The table's lines."""
+def measures(rival: str, hardware: Hardware) -> tuple[Measure, ...]:
+  """The table's lines; the goal for the start is one against MaxText's trainer."""
+  start_goal = "<= 0.7" if rival == "MaxText" else ""
   return (
-    Measure("start to first step, s", lambda run: run.first_step_seconds, 2, "<= 0.7"),
+    Measure("start to first step, s", lambda run: run.first_step_seconds, 2, start_goal),
     Measure("step, ms", lambda run: 1e3 * run.step_seconds, 1, "<= 1.0"),
     Measure("CPU to first step, s", lambda run: run.first_step_processor_seconds, 2),
     Measure("CPU of a step, ms", lambda run: 1e3 * run.step_processor_seconds, 1),
@@ -140,7 +141,7 @@ def report(rival: str, pairs: Sequence[tuple[Run, Run]], hardware: Hardware) -> 
   yield ""
   columns = "{:<24} {:>30} {:>30} {:>22}  {}"
   yield columns.format("median [least .. most]", "ours", rival, f"ratio ours/{rival}", "goal").rstrip()
-  for measure in measures(hardware):
+  for measure in measures(rival, hardware):
     one, other = [measure.value(run) for run, _ in pairs], [measure.value(run) for _, run in pairs]
     cells = [Spread.of(values).text(measure.decimals) if any(values) else "" for values in (one, other)]
     ratio = Spread.of([a / b for a, b in zip(one, other, strict=True)]).text(2) if all(other) else ""
