@@ -1,13 +1,15 @@
 .DEFAULT_GOAL := help
 PYTHON := .venv/bin/python
 STAMP := .venv/.installed
+TORCH_STAMP := .venv-torch/.installed
 export JAX_PLATFORMS ?= cpu
 # A killed install leaves no stamp, so the next call starts it again.
 REQUIREMENTS := requirements/base.txt requirements/dev.txt
 # A file's tests share their fixtures, so a file stays with one worker.
 PYTEST := $(PYTHON) -m pytest -n $(or $(WORKERS),2) --dist loadfile
 
-.PHONY: help setup quickstart test test-fast lint format demo-gsm8k benchmark-sft benchmark-checkpoint lock clean
+.PHONY: help setup quickstart test test-fast lint format torch-env demo-gsm8k demo-smollm2 benchmark-sft benchmark-trl \
+  benchmark-checkpoint lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | sort | expand -t 16
@@ -18,10 +20,16 @@ $(STAMP): $(REQUIREMENTS) pyproject.toml scripts/setup.sh
 	bash scripts/setup.sh
 	@touch $(STAMP)
 
+torch-env: $(TORCH_STAMP) ## make .venv-torch: PyTorch, transformers and TRL, to load exports with and to measure against
+
+$(TORCH_STAMP): requirements/torch.txt scripts/setup_torch.sh
+	bash scripts/setup_torch.sh
+	@touch $(TORCH_STAMP)
+
 quickstart: $(STAMP) ## a chat SFT of a tiny model, then real pre-training resuming it
 	rm -rf runs/quickstart
 	$(PYTHON) -m train_sft configs/quickstart/sft.yml
-	$(PYTHON) scripts/quickstart_hand_back.py
+	$(PYTHON) scripts/hand_back.py configs/quickstart/sft.yml
 
 test: $(STAMP) ## every test, the slow ones included
 	$(PYTEST)
@@ -42,8 +50,15 @@ demo-gsm8k: $(STAMP) ## SFT of a 10 M model on GSM8K, loss on held-out problems
 	rm -rf runs/sft_gsm8k
 	$(PYTHON) -m train_sft configs/demo/sft_gsm8k.yml
 
+demo-smollm2: $(STAMP) $(TORCH_STAMP) ## import SmolLM2, SFT on GSM8K, export to transformers, resume pre-training
+	rm -rf runs/smollm2 runs/sft_smollm2 runs/sft_smollm2-hf
+	$(PYTHON) scripts/demo_smollm2.py
+
 benchmark-sft: $(STAMP) ## our SFT step against MaxText's own, five pairs
 	$(PYTHON) benchmarks/sft_step.py
+
+benchmark-trl: $(STAMP) $(TORCH_STAMP) ## our SFT step against TRL's SFTTrainer at SmolLM2's shape, three pairs
+	$(PYTHON) benchmarks/sft_step.py --rivals trl --model smollm2-shape --pairs 3
 
 benchmark-checkpoint: $(STAMP) ## our saves and restores against Orbax alone and MaxText's own, three rounds
 	$(PYTHON) benchmarks/checkpoint.py

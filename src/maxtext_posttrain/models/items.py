@@ -57,6 +57,7 @@ def read_parameters(items: str) -> tuple[dict[tuple[str, ...], np.ndarray], bool
   Raises:
     CheckpointError: there is no such checkpoint, or it is damaged.
   """
+  maxtext_api.quiet_logs(show=False)
   stored = describe_checkpoint(items)
   if stored.layout != "maxtext":
     raise CheckpointError(f"checkpoint {stored.root} is in Tunix's layout; posttrain convert makes it MaxText's")

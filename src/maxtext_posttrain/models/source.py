@@ -54,6 +54,8 @@ def find_items(path: str) -> epath.Path:
     CheckpointError: there are none.
   """
   root = epath.Path(path.rstrip("/") or "/")
+  if "://" not in path:
+    root = epath.Path(Path(path).expanduser().absolute())  # Orbax takes no other.
   if not root.exists():
     raise CheckpointError(f"{path}: no such folder; name a run, a step's folder or its {ITEMS}")
   if not root.is_dir():

@@ -35,6 +35,13 @@ def test_a_path_names_the_newest_step_below_it(run: Path, named: str, step: int)
   assert (source.step, source.config) == (step, run / "config.yml")
 
 
+def test_a_relative_path_becomes_absolute(run: Path, monkeypatch: pytest.MonkeyPatch):
+  monkeypatch.chdir(run.parent)
+  source = find_source("run")
+  assert str(source.items) == str(run / "checkpoints" / "10" / "items")
+  assert source.config == run / "config.yml"
+
+
 def test_the_actor_of_a_reinforcement_learning_run(tmp_path: Path):
   items = tmp_path / "checkpoints" / "actor" / "3" / "items"
   items.mkdir(parents=True)
