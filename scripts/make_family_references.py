@@ -1,4 +1,4 @@
-"""Makes tests/data/families/<family>/: a tiny random HuggingFace model each, and transformers' logits for it.
+"""Makes tests/data/families/<family>/: a tiny random HuggingFace model each, transformers' logits and its completions.
 
 It needs torch, which this project does not: run it in an environment of its own,
 
@@ -8,6 +8,10 @@ It needs torch, which this project does not: run it in an environment of its own
 Weights and logits are float32. Values that MaxText keeps in a coarser form are drawn from that form, as those of
 published models (bfloat16) are: tied embedding tables are bfloat16 numbers, since MaxText rounds a tied head to
 bfloat16, and Gemma's norms are multiples of 1/256, since MaxText stores 1 + w.
+
+Completions are greedy, of prompts whose completions have no near ties: at each step the largest logit is more than
+SMALLEST_GAP above the second. Of such prompts the one whose completion has the most different tokens is kept, since
+random models like to repeat themselves.
 """
 
 from __future__ import annotations
@@ -21,6 +25,10 @@ import transformers
 
 TARGET = Path(__file__).resolve().parents[1] / "tests" / "data" / "families"
 LENGTHS = (1, 7, 40)
+PROMPT_LENGTHS = (2, 9, 20)
+NEW_TOKENS = 14
+CANDIDATES = 256
+SMALLEST_GAP = 1e-3
 SMALL = {"vocab_size": 128, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "head_dim": 16}
 GQA = {"num_key_value_heads": 2}
 WINDOW = 8
@@ -123,6 +131,35 @@ def randomise(model: torch.nn.Module, config: transformers.PretrainedConfig) -> 
           parameter.copy_(parameter.bfloat16().float())
 
 
+def greedy_completions(model: torch.nn.Module) -> dict[str, np.ndarray]:
+  """For each prompt length: the prompt's ids, those that follow, and by how much each was above the next best."""
+  model.generation_config.eos_token_id = None
+  rng = np.random.default_rng(1)
+  arrays = {}
+  for length in PROMPT_LENGTHS:
+    prompts = rng.integers(0, model.config.vocab_size, (CANDIDATES, length))
+    out = model.generate(
+      torch.tensor(prompts),
+      attention_mask=torch.ones(prompts.shape, dtype=torch.long),
+      do_sample=False,
+      max_new_tokens=NEW_TOKENS,
+      output_logits=True,
+      return_dict_in_generate=True,
+    )
+    tokens = out.sequences[:, length:].numpy()
+    top = torch.stack(out.logits, dim=1).topk(2).values.numpy()
+    gaps = top[..., 0] - top[..., 1]
+    different = np.array([len(set(row)) for row in tokens.tolist()])
+    best = int(np.where(gaps.min(axis=1) > SMALLEST_GAP, different, 0).argmax())
+    if not gaps[best].min() > SMALLEST_GAP:
+      raise ValueError(f"each of {CANDIDATES} prompts of {length} tokens leads to a near tie; take more")
+    arrays[f"prompt_{length}"] = prompts[best].astype(np.int32)
+    arrays[f"tokens_{length}"] = tokens[best].astype(np.int32)
+    arrays[f"gaps_{length}"] = gaps[best]
+    print(f"  {length}: {different[best]} different tokens, smallest gap {gaps[best].min():.4f}")
+  return arrays
+
+
 def main() -> None:
   """Makes every folder anew."""
   for name, config in families().items():
@@ -141,6 +178,7 @@ def main() -> None:
         arrays[f"tokens_{length}"] = tokens.astype(np.int32)
         arrays[f"logits_{length}"] = model(torch.tensor(tokens), use_cache=False).logits.numpy()
     np.savez_compressed(folder / "logits.npz", **arrays)
+    np.savez_compressed(folder / "greedy.npz", **greedy_completions(model))
     (folder / "generation_config.json").unlink(missing_ok=True)
     size = sum(path.stat().st_size for path in folder.iterdir())
     print(f"{name}: {size / 1024:.0f} KiB, logits up to {max(abs(arrays[f'logits_{LENGTHS[-1]}'].ravel())):.2f}")

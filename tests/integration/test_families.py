@@ -1,7 +1,8 @@
-"""Imported models compute transformers' logits, and come out again as they went in, through the command line."""
+"""Imported models compute transformers' logits, generate its tokens, and come out again as they went in."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,14 @@ import yaml
 from flax import nnx
 from safetensors.numpy import load_file
 
-from maxtext_posttrain import maxtext_api
+from maxtext_posttrain import cli, maxtext_api
 from maxtext_posttrain.checkpointing import layout
 from maxtext_posttrain.data import BATCH_KEYS
 from maxtext_posttrain.handback import base_config
 from maxtext_posttrain.models.loading import LoadedModel, load_model
 from maxtext_posttrain.models.source import find_source
+from maxtext_posttrain.rollout.native import NativeEngine
+from maxtext_posttrain.rollout.options import SamplingOptions
 from tests.support import families, runs
 from tests.support.cli import run_cli
 
@@ -61,32 +64,60 @@ def forward(loaded: LoadedModel, rows: list[np.ndarray]) -> list[np.ndarray]:
   return [logits[index, : len(row)] for index, row in enumerate(rows)]
 
 
-@pytest.mark.parametrize(("name", "scan_layers"), CASES)
-def test_a_family_in_and_out(name: str, scan_layers: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-  imported, exported = tmp_path / "imported", tmp_path / "exported"
+@dataclasses.dataclass(frozen=True)
+class Imported:
+  """A family's model, imported into `folder` and loaded from there."""
+
+  name: str
+  folder: Path
+  loaded: LoadedModel
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: case[0] if case[1] else f"{case[0]}, unscanned")
+def imported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Imported:
+  name, scan_layers = request.param
+  folder = tmp_path_factory.mktemp(name) / "imported"
   options = [] if scan_layers else ["--unscanned"]
-  outcome = run_cli(["import", str(families.FOLDER / name), str(imported), *options], capfd)
+  assert cli.main(["import", str(families.FOLDER / name), str(folder), *options]) == 0
+  return Imported(name, folder, load_model(find_source(str(folder)), fixed=HERE))
+
+
+def test_tensors_come_out_as_they_went_in(
+  imported: Imported, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+  exported = tmp_path / "exported"
+  outcome = run_cli(["export", str(imported.folder), str(exported)], capfd)
   assert outcome.code == 0, outcome.err
-  outcome = run_cli(["export", str(imported), str(exported)], capfd)
-  assert outcome.code == 0, outcome.err
-  have, want = load_file(exported / "model.safetensors"), families.tensors(name)
+  have, want = load_file(exported / "model.safetensors"), families.tensors(imported.name)
   assert sorted(have) == sorted(want)
   for tensor, array in want.items():
     np.testing.assert_array_equal(have[tensor].view(np.uint32), array.view(np.uint32), err_msg=tensor)
   config = json.loads((exported / "config.json").read_text())
-  assert config["architectures"] == families.config(name)["architectures"]
+  assert config["architectures"] == families.config(imported.name)["architectures"]
 
-  loaded = load_model(find_source(str(imported)), fixed=HERE)
-  items = runs.items(imported / "0")
+
+def test_items_are_the_models_weights(imported: Imported) -> None:
+  items = runs.items(imported.folder / "0")
   assert items.pop(("step",)) == 0
   assert {path: (leaf.shape, leaf.dtype) for path, leaf in items.items()} == {
     ("params", "params", *path): (leaf.shape, leaf.dtype)
-    for path, leaf in layout.flatten_state(nnx.state(loaded.model, nnx.Param)).items()
+    for path, leaf in layout.flatten_state(nnx.state(imported.loaded.model, nnx.Param)).items()
   }
-  references = families.logits(name)
-  computed = forward(loaded, [tokens[0] for tokens, _ in references.values()])
+
+
+def test_logits_are_transformers(imported: Imported) -> None:
+  references = families.logits(imported.name)
+  computed = forward(imported.loaded, [tokens[0] for tokens, _ in references.values()])
   for logits, (_, reference) in zip(computed, references.values(), strict=True):
     np.testing.assert_allclose(logits, reference[0], atol=1e-4, rtol=0)
+
+
+def test_greedy_tokens_are_transformers(imported: Imported) -> None:
+  """One batch of prompts of several lengths, the longer of them beyond a window's size."""
+  prompts, wanted = families.greedy(imported.name)
+  options = SamplingOptions(max_new_tokens=len(wanted[0]), temperature=0.0)
+  engine = NativeEngine(imported.loaded.maxtext, imported.loaded.mesh, imported.loaded.model)
+  assert [one.token_ids for one in engine.generate(prompts, options)] == wanted
 
 
 def test_real_pre_training_loads_the_weights(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

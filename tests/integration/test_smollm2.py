@@ -17,11 +17,16 @@ from maxtext_posttrain import cli, maxtext_api
 from maxtext_posttrain.data import BATCH_KEYS
 from maxtext_posttrain.models.loading import LoadedModel, load_model
 from maxtext_posttrain.models.source import find_source
+from maxtext_posttrain.rollout.native import NativeEngine
+from maxtext_posttrain.rollout.options import SamplingOptions
+from maxtext_posttrain.rollout.text import chat_prompt, stop_tokens
 from tests.conftest import REPOSITORY
 
 pytestmark = pytest.mark.slow
 
 SIZE = 64
+CONTEXT = 128
+GREEDY = REPOSITORY / "tests" / "data" / "smollm2_greedy.json"
 REFERENCE = REPOSITORY / "tests" / "data" / "smollm2_reference.npz"
 
 
@@ -100,6 +105,20 @@ def test_greedy_answer(loaded: LoadedModel, last_logits, reference: Mapping[str,
     answer.append(int(last_logits([*ids, *answer]).argmax()))
   assert tokenizer.decode(answer[:-1]) == "The capital of France is Paris."
   assert answer == reference["greedy_0"][: len(answer)].tolist()
+
+
+def test_greedy_answers_in_a_batch_are_transformers(loaded: LoadedModel) -> None:
+  entries = json.loads(GREEDY.read_text(encoding="utf-8"))
+  tokenizer = loaded.tokenizer
+  assert tokenizer is not None
+  prompts = [chat_prompt(tokenizer, [{"role": "user", "content": entry["prompt"]}]) for entry in entries]
+  assert prompts == [entry["prompt_ids"] for entry in entries]
+  answers = [entry["answer_ids"] for entry in entries]
+  options = SamplingOptions(
+    max_new_tokens=max(map(len, answers)), temperature=0.0, stop_token_ids=stop_tokens(tokenizer, (), chat=True)
+  )
+  engine = NativeEngine(loaded.maxtext, loaded.mesh, loaded.model, max_context=CONTEXT)
+  assert [one.token_ids for one in engine.generate(prompts, options)] == answers
 
 
 def test_the_export_has_what_it_came_with(imported: Path, tmp_path: Path) -> None:

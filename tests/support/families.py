@@ -15,6 +15,7 @@ from maxtext_posttrain.models.safetensors_files import SafetensorsFolder
 FOLDER = Path(__file__).resolve().parents[1] / "data" / "families"
 NAMES = ("gemma2", "gemma3", "llama2", "llama3_1", "llama3_2", "mistral", "qwen2_5", "qwen3", "smollm2")
 LENGTHS = (1, 7, 40)
+PROMPT_LENGTHS = (2, 9, 20)
 
 
 def config(name: str) -> dict[str, Any]:
@@ -34,3 +35,9 @@ def logits(name: str) -> dict[int, tuple[np.ndarray, np.ndarray]]:
   """Length to tokens [1, length] and transformers' logits [1, length, vocab]."""
   with np.load(FOLDER / name / "logits.npz") as arrays:
     return {length: (arrays[f"tokens_{length}"], arrays[f"logits_{length}"]) for length in LENGTHS}
+
+
+def greedy(name: str) -> tuple[list[list[int]], list[list[int]]]:
+  """Prompts, and the tokens that transformers' greedy decoding adds to each."""
+  with np.load(FOLDER / name / "greedy.npz") as arrays:
+    return tuple([arrays[f"{kind}_{length}"].tolist() for length in PROMPT_LENGTHS] for kind in ("prompt", "tokens"))
