@@ -4,7 +4,7 @@ STAMP := .venv/.installed
 TORCH_STAMP := .venv-torch/.installed
 export JAX_PLATFORMS ?= cpu
 # A killed install leaves no stamp, so the next call starts it again.
-REQUIREMENTS := requirements/base.txt requirements/dev.txt
+REQUIREMENTS := requirements/base.txt requirements/dev.txt requirements/demo.txt
 # A file's tests share their fixtures, so a file stays with one worker.
 PYTEST := $(PYTHON) -m pytest -n $(or $(WORKERS),2) --dist loadfile
 

