@@ -278,10 +278,10 @@ def read_only(room: Room) -> Iterator[None]:
 
 @contextmanager
 def small_disk(room: Room) -> Iterator[None]:
-  """`out` on a file system of 256 KiB: room for what a run notes of itself, not for a checkpoint."""
+  """`out` on a file system of 176 KiB: room for what a run notes of itself, not for a checkpoint."""
   folder = room.folder / "out"
   folder.mkdir(exist_ok=True)
-  if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", folder], capture_output=True).returncode:
+  if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=176k", "tmpfs", folder], capture_output=True).returncode:
     pytest.skip("mount is not permitted here")
   try:
     yield

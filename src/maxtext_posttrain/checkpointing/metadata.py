@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
+import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -158,8 +160,14 @@ def stored_shape(leaf: Any) -> tuple[int, ...]:
 
 
 def reason(error: BaseException, *, length: int = 300) -> str:
-  """An exception's own words on one short line: where they are many, the first and, for the cause, the last."""
+  """An exception's own words on one short line: where they are many, the first and, for the cause, the last.
+
+  What the operating system said comes first: TensorStore has it somewhere in the middle, or as a number alone.
+  """
   text = " ".join(str(error).split())
+  code = re.search(r"os_error_code='(\d+)'", text)
+  if code is not None:
+    text = f"{os.strerror(int(code[1]))}: {text}"
   if len(text) > length:
     text = f"{text[: length // 2]} ... {text[-length // 2 :]}"
   return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -50,17 +51,27 @@ def offline(tmp_path_factory: pytest.TempPathFactory) -> Path:
   return folder
 
 
-def test_metrics_are_in_its_file(offline: Path):
-  files = sorted(offline.glob("wandb/offline-run-*/run-*.wandb"), key=lambda file: file.stat().st_mtime)
+def _history_and_runs(folder: Path) -> tuple[list[dict[str, str]], list[Any]]:
+  """What the run's files hold now: rows of metrics, and descriptions of the run."""
   history: list[dict[str, str]] = []
   runs = []
-  for file in files:
+  for file in sorted(folder.glob("wandb/offline-run-*/run-*.wandb"), key=lambda file: file.stat().st_mtime):
     for record in _records(file):
       if record.WhichOneof("record_type") == "history":
         items = {"/".join(item.nested_key) or item.key: item.value_json for item in record.history.item}
         history.append({key: value for key, value in items.items() if not key.startswith("_")})
       if record.WhichOneof("record_type") == "run":
         runs.append(record.run)
+  return history, runs
+
+
+def test_metrics_are_in_its_file(offline: Path):
+  # Its own process writes the files, and may still be at it when a run has been closed.
+  deadline = time.monotonic() + 30
+  history, runs = _history_and_runs(offline)
+  while len(history) < 6 and time.monotonic() < deadline:
+    time.sleep(0.2)
+    history, runs = _history_and_runs(offline)
   assert [row for row in history if "train/loss" in row] == [
     {"step": "1", "train/loss": "1"},
     {"step": "2", "train/loss": "0.5"},
