@@ -180,6 +180,8 @@ class MaxTextLayoutCheckpointManager(tunix_checkpoint_manager.CheckpointManager)
     checkpointables: dict[str, Any] = {"items": items}
     if self.data_iterator is not None:
       checkpointables[DATA_POSITION] = DataPosition(self.data_iterator)
+    # Orbax would wait for the save before this one too, and its failure would be told as this one's.
+    self.wait_until_finished()
     with _one_line_errors(f"checkpoint {self._step_path(step)} could not be written", _AFTER_FAILED_SAVE):
       response = self._checkpointer.save_checkpointables_async(
         step, checkpointables, force=force, custom_metadata={**metadata, **(custom_metadata or {})}
