@@ -1,10 +1,12 @@
-"""What MaxText, Tunix, Orbax and JAX log, turned on or off; imports none of them."""
+"""What MaxText, Tunix, Orbax and JAX print and log, turned on or off; imports none of them."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
-
-from absl import logging as absl_logging
+import os
+from collections.abc import Iterator
 
 
 def quiet_logs(show: bool) -> None:
@@ -13,8 +15,22 @@ def quiet_logs(show: bool) -> None:
   Off, their errors show, but not those that go through absl and asyncio: Orbax logs a traceback for each thread of a
   save that fails and each array that can't be read, beside what it raises.
   """
+  from absl import logging as absl_logging
+
   level = logging.INFO if show else logging.ERROR
   for name in ("maxtext", "tunix", "orbax", "jax"):
     logging.getLogger(name).setLevel(level)
   logging.getLogger("asyncio").setLevel(logging.INFO if show else logging.CRITICAL)
   absl_logging.set_verbosity(absl_logging.INFO if show else absl_logging.FATAL)
+
+
+@contextlib.contextmanager
+def quiet_imports(*, show: bool) -> Iterator[None]:
+  """Keeps off the screen what MaxText and transformers print of absent optional parts while they are imported."""
+  if show:
+    yield
+    return
+  os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+  os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+  with contextlib.redirect_stdout(io.StringIO()):
+    yield

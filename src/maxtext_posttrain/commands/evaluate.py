@@ -120,7 +120,7 @@ class _Job:
   @classmethod
   def prepare(cls, options: argparse.Namespace, samplings: dict[str, SamplingOptions]) -> _Job:
     """Finds the model, reads the data, and refuses what can't be done, before anything heavy is imported."""
-    from maxtext_posttrain.commands.train import quiet_imports
+    from maxtext_posttrain.logs import quiet_imports
 
     with quiet_imports(show=options.debug):
       from maxtext_posttrain.data import DataOptions, prepare_rows
@@ -199,7 +199,7 @@ def _questions(generate: bool | None, data: DataOptions, tokenizer: Tokenizer) -
 
 
 def _evaluate(job: _Job) -> Evaluation:
-  from maxtext_posttrain.commands.train import quiet_imports
+  from maxtext_posttrain.logs import quiet_imports
 
   with quiet_imports(show=False):
     from maxtext_posttrain.evaluation.likelihood import evaluate_likelihood

@@ -28,7 +28,7 @@ def run(arguments: Sequence[str]) -> int:
   options = _parse(arguments)
   sampling = _sampling(options)
 
-  from maxtext_posttrain.commands.train import quiet_imports
+  from maxtext_posttrain.logs import quiet_imports
 
   with quiet_imports(show=options.debug):
     from maxtext_posttrain.models.loading import load_model

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import io
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from maxtext_posttrain.ahead import run_ahead
 from maxtext_posttrain.commands import TRAINERS
 from maxtext_posttrain.errors import ConfigError
+from maxtext_posttrain.logs import quiet_imports
 
 if TYPE_CHECKING:
   from maxtext_posttrain.config import Config
@@ -98,18 +96,6 @@ def run_trainer(trainer: str, arguments: Sequence[str], command: TrainerCommand)
 def _prepare(command: TrainerCommand, config: Config) -> PreparedData:
   with quiet_imports(show=config.maxtext_log):
     return command.prepare_data(config)
-
-
-@contextlib.contextmanager
-def quiet_imports(*, show: bool) -> Iterator[None]:
-  """Keeps off the screen what MaxText and transformers print of absent optional parts while they are imported."""
-  if show:
-    yield
-    return
-  os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-  os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-  with contextlib.redirect_stdout(io.StringIO()):
-    yield
 
 
 def _parse(trainer: str, arguments: Sequence[str]) -> _Arguments:

@@ -8,6 +8,7 @@ import yaml
 
 from maxtext_posttrain.config.view import Config
 from maxtext_posttrain.errors import TrainingError
+from maxtext_posttrain.files import write_atomically
 
 RUN_CONFIG = "config.yml"
 """Of a run, in its folder."""
@@ -23,11 +24,9 @@ def save_config(config: Config, folder: Path) -> None:
     TrainingError: the file can't be written.
   """
   path = folder / RUN_CONFIG
-  temporary = path.with_suffix(".yml.tmp")
   try:
     folder.mkdir(parents=True, exist_ok=True)
-    temporary.write_text(yaml.safe_dump(config.chosen(), allow_unicode=True), encoding="utf-8")
-    temporary.replace(path)
+    write_atomically(path, yaml.safe_dump(config.chosen(), allow_unicode=True))
   except OSError as error:
     raise TrainingError(
       f"{path} can't be written: {error.strerror or error}; make room for it, or change base_output_directory"

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from maxtext_posttrain.data.report import DataReport
 from maxtext_posttrain.data.samples import Sample
 from maxtext_posttrain.errors import ReportError
+from maxtext_posttrain.files import write_atomically
 
 RUN_FILE = "run.json"
 
@@ -90,9 +91,7 @@ class RunRecord(BaseModel):
     Raises:
       OSError: that is not possible.
     """
-    temporary = folder / f"{RUN_FILE}.tmp"
-    temporary.write_text(self.model_dump_json(indent=1), encoding="utf-8")
-    temporary.replace(folder / RUN_FILE)
+    write_atomically(folder / RUN_FILE, self.model_dump_json(indent=1))
 
   @classmethod
   def read(cls, folder: Path) -> RunRecord | None:
