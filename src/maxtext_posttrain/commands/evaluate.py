@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from maxtext_posttrain.commands.arguments import ArgumentParser
+from maxtext_posttrain.commands.arguments import ModelArgumentParser
 from maxtext_posttrain.errors import ConfigError, DataError, GenerationError
 from maxtext_posttrain.rollout.options import SamplingOptions
 
@@ -53,9 +53,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-  parser = ArgumentParser("eval", _DESCRIPTION)
-  parser.add_argument("path", metavar="RUN_OR_ITEMS", help="a run, its checkpoints, a step's folder or its items")
-  parser.add_argument("overrides", metavar="key=value", nargs="*", help="laid over the model's configuration")
+  parser = ModelArgumentParser("eval", _DESCRIPTION, others="data with --data")
   parser.add_argument("--data", metavar="FILE", help="a .jsonl, .json or .parquet file (default: the run's own)")
   parser.add_argument("--columns", metavar="A[,B]", help="its column of messages, or the user's and the assistant's")
   parser.add_argument("--limit", type=int, metavar="N", help="only its first N rows")
@@ -68,11 +66,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
   parser.add_argument("--seed", type=int, metavar="S", help="of the samples (default 0)")
   parser.add_argument("--batch", type=int, metavar="N", help="sequences at once (default: the run's, and 32 answers)")
   parser.add_argument("--output", metavar="FILE", help="the figures' file (default: eval-<step>.json of the run)")
-  parser.add_argument("--config", metavar="FILE", help="the model's configuration, where none lies above its weights")
-  options = parser.parse_intermixed_args(arguments)
-  for override in options.overrides:
-    if "=" not in override:
-      parser.error(f"{override}: keys are given as key=value, data with --data")
+  options = parser.parse(arguments)
   for value, name in ((options.limit, "--limit"), (options.samples, "--samples"), (options.batch, "--batch")):
     if value is not None and value < 1:
       parser.error(f"{name} is {value}: it must be at least 1")

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from maxtext_posttrain.commands.arguments import ArgumentParser
+from maxtext_posttrain.commands.arguments import ModelArgumentParser
 from maxtext_posttrain.errors import ConfigError, GenerationError
 from maxtext_posttrain.rollout.options import SamplingOptions
 
@@ -43,9 +43,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-  parser = ArgumentParser("generate", _DESCRIPTION)
-  parser.add_argument("path", metavar="RUN_OR_ITEMS", help="a run, its checkpoints, a step's folder or its items")
-  parser.add_argument("overrides", metavar="key=value", nargs="*", help="laid over the model's configuration")
+  parser = ModelArgumentParser("generate", _DESCRIPTION, others="prompts with --prompt")
   parser.add_argument("--prompt", action="append", metavar="TEXT", help="what to complete; may be repeated")
   parser.add_argument("--system", metavar="TEXT", help="the system's message, before each prompt")
   parser.add_argument("--raw", action="store_true", help="complete the prompt as it stands, without the chat template")
@@ -57,11 +55,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
   parser.add_argument("--samples", type=int, default=1, metavar="N", help="completions of each prompt (default 1)")
   parser.add_argument("--stop", action="append", default=[], metavar="TOKEN", help="end at this token too; repeatable")
   parser.add_argument("--json", action="store_true", help="print a line of JSON for each completion, ids and all")
-  parser.add_argument("--config", metavar="FILE", help="the model's configuration, where none lies above its weights")
-  options = parser.parse_intermixed_args(arguments)
-  for override in options.overrides:
-    if "=" not in override:
-      parser.error(f"{override}: keys are given as key=value, prompts with --prompt")
+  options = parser.parse(arguments)
   for text, name in ((options.prompt, "--prompt"), (options.stop, "--stop")):
     if text and not all(text):
       parser.error(f"{name} is empty")
