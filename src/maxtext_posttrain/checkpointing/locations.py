@@ -11,7 +11,7 @@ from maxtext_posttrain.errors import CheckpointError
 
 STEP_METADATA = "_CHECKPOINT_METADATA"
 ACTOR = "actor"
-_CHECKPOINTS = "checkpoints"
+CHECKPOINTS = "checkpoints"
 _ITEM_NAMES = (ITEMS, TUNIX_PARAMS, TUNIX_OPTIMIZER)
 _UNFINISHED = ".orbax-checkpoint-tmp"
 
@@ -56,17 +56,17 @@ def find_step(path: epath.PathLike, *, step: int | None = None) -> Location:
     raise CheckpointError("an empty path names no checkpoint; name a run's folder or a step's")
   given = epath.Path(str(path).rstrip("/") or "/")
   if not given.exists():
-    raise CheckpointError(f"{given}: no such path; name a run's folder, or a step's as <run>/{_CHECKPOINTS}/<step>")
+    raise CheckpointError(f"{given}: no such path; name a run's folder, or a step's as <run>/{CHECKPOINTS}/<step>")
   if not given.is_dir():
     raise CheckpointError(f"{given} is a file; name the folder of a run, of a step, or of its {ITEMS}")
   given = given.resolve()
   root = step_root(given)
-  if _is_step(root) and (root != given or not _steps_in(given)):
+  if _is_step(root) and (root != given or not steps_in(given)):
     if step is not None and root.name != str(step):
       raise CheckpointError(f"{given} is one step's folder, and not step {step}'s; name the run's folder")
     return _locate(root)
-  folders = [given / _CHECKPOINTS, given, given / _CHECKPOINTS / ACTOR, given / ACTOR]
-  folder = next((folder for folder in folders if _steps_in(folder)), None)
+  folders = [given / CHECKPOINTS, given, given / CHECKPOINTS / ACTOR, given / ACTOR]
+  folder = next((folder for folder in folders if steps_in(folder)), None)
   if folder is None:
     unfinished = [name for each in folders for name in _unfinished_in(each)]
     if unfinished:
@@ -74,9 +74,9 @@ def find_step(path: epath.PathLike, *, step: int | None = None) -> Location:
         f"{given} holds no finished checkpoint, only {', '.join(unfinished)}, whose save did not end"
       )
     raise CheckpointError(
-      f"{given} holds no checkpoint: neither {_CHECKPOINTS}/<step> nor {ITEMS} nor {TUNIX_PARAMS} is there"
+      f"{given} holds no checkpoint: neither {CHECKPOINTS}/<step> nor {ITEMS} nor {TUNIX_PARAMS} is there"
     )
-  steps = _steps_in(folder)
+  steps = steps_in(folder)
   if step is not None and step not in steps:
     raise CheckpointError(f"{folder} has no step {step}; it has {', '.join(map(str, steps))}")
   return _locate(folder / str(steps[-1] if step is None else step))
@@ -84,7 +84,7 @@ def find_step(path: epath.PathLike, *, step: int | None = None) -> Location:
 
 def _is_step(folder: epath.Path) -> bool:
   """A step's folder, whole or damaged."""
-  numbered = folder.name.isdigit() and folder.parent.name in (_CHECKPOINTS, ACTOR)
+  numbered = folder.name.isdigit() and folder.parent.name in (CHECKPOINTS, ACTOR)
   return numbered or any((folder / name).exists() for name in (STEP_METADATA, *_ITEM_NAMES))
 
 
@@ -92,18 +92,19 @@ def _locate(root: epath.Path) -> Location:
   folder_step = int(root.name) if root.name.isdigit() else None
   parent = root.parent
   actor = parent.name == ACTOR
-  in_run = folder_step is not None and parent.name == _CHECKPOINTS
+  in_run = folder_step is not None and parent.name == CHECKPOINTS
   return Location(
     root=root,
     folder_step=folder_step,
-    steps=_steps_in(parent) if folder_step is not None else (),
+    steps=steps_in(parent) if folder_step is not None else (),
     unfinished=_unfinished_in(parent) if folder_step is not None else (),
     run=parent.parent if in_run else None,
     actor=actor,
   )
 
 
-def _steps_in(folder: epath.Path) -> tuple[int, ...]:
+def steps_in(folder: epath.Path) -> tuple[int, ...]:
+  """The steps whose folders lie in `folder`, oldest first; a save that did not end has another name."""
   if not folder.is_dir():
     return ()
   return tuple(sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit() and path.is_dir()))

@@ -7,12 +7,11 @@ from pathlib import Path
 
 from etils import epath
 
+from maxtext_posttrain.checkpointing.locations import ACTOR, CHECKPOINTS, steps_in
+from maxtext_posttrain.checkpointing.metadata import ITEMS
 from maxtext_posttrain.config.saved import MODEL_CONFIG, RUN_CONFIG
 from maxtext_posttrain.errors import CheckpointError, ConfigError
 
-ITEMS = "items"
-_CHECKPOINTS = "checkpoints"
-_ACTOR = "actor"
 _CONFIG_LEVELS = 4
 
 
@@ -62,21 +61,15 @@ def find_items(path: str) -> epath.Path:
     raise CheckpointError(f"{path}: is a file; name a run, a step's folder or its {ITEMS}")
   if root.name == ITEMS:
     return root
-  for folder in (root, root / _ACTOR, root / _CHECKPOINTS, root / _CHECKPOINTS / _ACTOR):
+  for folder in (root, root / ACTOR, root / CHECKPOINTS, root / CHECKPOINTS / ACTOR):
     if (folder / ITEMS).is_dir():
       return folder / ITEMS
-    steps = _steps(folder)
+    steps = [step for step in steps_in(folder) if (folder / str(step) / ITEMS).is_dir()]
     if steps:
       return folder / str(max(steps)) / ITEMS
   raise CheckpointError(
     f"{path}: holds no checkpoint in MaxText's layout (<step>/{ITEMS}); posttrain inspect says more"
   )
-
-
-def _steps(folder: epath.Path) -> list[int]:
-  if not folder.is_dir():
-    return []
-  return [int(child.name) for child in folder.iterdir() if child.name.isdigit() and (child / ITEMS).is_dir()]
 
 
 def _find_config(items: epath.Path, config: str | None) -> Path:

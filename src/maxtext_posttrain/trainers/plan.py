@@ -10,6 +10,7 @@ import jax
 from etils import epath
 from flax import nnx
 
+from maxtext_posttrain.checkpointing.locations import steps_in
 from maxtext_posttrain.checkpointing.manager import checkpointing_enabled
 from maxtext_posttrain.report import Reporter
 from maxtext_posttrain.report.figures import readable_bytes
@@ -60,10 +61,7 @@ def describe(session: Session) -> Iterator[str]:
 
 def _restored(session: Session) -> str:
   mt = session.maxtext
-  steps = []
-  folder = epath.Path(mt.checkpoint_dir)
-  if checkpointing_enabled(session.config) and folder.exists():
-    steps = sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit())
+  steps = steps_in(epath.Path(mt.checkpoint_dir)) if checkpointing_enabled(session.config) else ()
   if steps:
     return f"everything, from {mt.checkpoint_dir}{steps[-1]}"
   if mt.load_parameters_path:
