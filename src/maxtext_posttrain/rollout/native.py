@@ -22,6 +22,7 @@ from maxtext_posttrain import maxtext_api
 from maxtext_posttrain.errors import GenerationError
 from maxtext_posttrain.losses.sft import token_log_probs
 from maxtext_posttrain.maxtext_api import MaxTextConfig
+from maxtext_posttrain.performance import compiler_options
 from maxtext_posttrain.rollout import sampling
 from maxtext_posttrain.rollout.options import Completion, SamplingOptions
 from maxtext_posttrain.rollout.weights import LayerSplitter, Path, by_path, model_weights
@@ -35,7 +36,7 @@ class NativeEngine:
   """Generates with one MaxText model, whose weights may be others at each call.
 
   The engine holds no weights of its own: those of `model` are used where they lie, without a copy where the model's
-  layers are apart; stacked layers (`scan_layers`) are taken apart once a call, for its duration.
+  layers are apart; stacked layers (`scan_layers`) are taken apart once a wave, for its duration.
 
   Attributes:
     max_context: tokens of a prompt and its completion together, at most.
@@ -77,8 +78,8 @@ class NativeEngine:
     self._weights = model_weights(decoder)
     self._graphdef, self._drawn, _ = nnx.split(decoder, nnx.RngState, ...)
     self._split_layers = LayerSplitter(model_weights(model), self._weights, config.param_scan_axis)
-    self._apart = jax.jit(self._split_layers.__call__)
-    self._wave = jax.jit(self._run_wave, static_argnames=("room",))
+    options = compiler_options(mesh.devices.flat[0].platform)
+    self._wave = jax.jit(self._run_wave, static_argnames=("room",), compiler_options=options)
     self.programs = 0
 
   def generate(
@@ -107,7 +108,6 @@ class NativeEngine:
     arrays = by_path(model_weights(self._model) if weights is None else weights)
     completions: dict[int, Completion] = {}
     with maxtext_api.mesh_context(self._config, self._mesh):
-      arrays = self._apart(arrays) if self._split_layers.stacked else self._split_layers(arrays)
       for wave in _waves(requests, self.max_batch):
         completions |= self._generate_wave(arrays, wave, options)
         if progress is not None:
@@ -183,13 +183,13 @@ class NativeEngine:
     it stopped by a stop token."""
     # Runs when it is traced, so once for each combination of sizes.
     self.programs += 1
-    batch, width = wave.prompts.shape
+    batch = wave.prompts.shape[0]
     # Dropout is off: what would be drawn is never read.
     drawn = jax.tree.map(_zeros, self._drawn)
-    variables = nnx.map_state(lambda path, variable: variable.replace(weights[tuple(path)]), self._weights)
+    apart = self._split_layers(weights)
+    variables = nnx.map_state(lambda path, variable: variable.replace(apart[tuple(path)]), self._weights)
     model = nnx.merge(self._graphdef, drawn, variables, copy=True)
-    maxtext_api.add_kv_caches(model, batch=batch, prompt_length=width, new_tokens=room)
-    maxtext_api.prefill(model, wave.prompts, wave.lengths)
+    maxtext_api.prefill(model, wave.prompts, wave.lengths, new_tokens=room)
     graphdef, caches, rest = nnx.split(model, nnx.Cache, ...)
     # Else XLA keeps the prompts' keys and values as the layers made them, and transposes them again for each token.
     caches = jax.lax.optimization_barrier(caches)
