@@ -234,6 +234,18 @@ def init_model(config: MaxTextConfig, pretraining: PretrainingState, mesh: Mesh)
     return maxtext_utils_nnx.create_nnx_sharded_model(pretraining.abstract_model, pretraining.create_model, mesh=mesh)
 
 
+def init_all_but_weights(config: MaxTextConfig, pretraining: PretrainingState) -> nnx.State:
+  """What a fresh model has beside its weights (rng state, buffers), for one whose weights come from elsewhere."""
+
+  def create() -> nnx.State:
+    # XLA drops what nobody asks for: no weight is drawn.
+    return nnx.state(pretraining.create_model(), nnx.Not(nnx.Param))
+
+  abstract = nnx.state(pretraining.abstract_model, nnx.Not(nnx.Param))
+  with logical_axis_rules(config.logical_axis_rules):
+    return jax.jit(create, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, abstract))()
+
+
 def batch_sharding(config: MaxTextConfig, mesh: Mesh) -> jax.sharding.NamedSharding:
   """How pre-training places a [batch, seq] array of tokens."""
   return sharding.get_input_data_sharding(config, mesh)

@@ -137,7 +137,7 @@ def _threshold(ranks: jax.Array, amounts: jax.Array | None, target: jax.Array, l
 
 
 class _Bisection(NamedTuple):
-  """The ranks between which the threshold lies, [batch] each, and the amounts from the lower on and above the higher."""
+  """The ranks, [batch], between which the threshold lies, and the amounts from the lower on and above the higher."""
 
   low: jax.Array
   high: jax.Array
