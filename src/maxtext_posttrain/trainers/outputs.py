@@ -19,7 +19,7 @@ from maxtext_posttrain.losses.head import TokenOutputs
 from maxtext_posttrain.losses.sft import sft_loss_sum
 from maxtext_posttrain.maxtext_api import MaxTextConfig
 from maxtext_posttrain.performance import head_chunk
-from maxtext_posttrain.trainers.train_step import Batch
+from maxtext_posttrain.trainers.objective import Batch
 
 
 def token_outputs(
