@@ -88,14 +88,16 @@ def differences(folder: str, keys: tuple[str, ...]) -> Mapping[str, float]:
   return result
 
 
-def assert_equal(found: Mapping[str, float]) -> None:
+def assert_equal(found: Mapping[str, float], *, gradient_tolerance: float = 2e-6) -> None:
   for name, difference in found.items():
-    assert difference < 2e-6, (name, difference)
+    assert difference < (gradient_tolerance if name.endswith("gradient") else 2e-6), (name, difference)
 
 
 @pytest.mark.parametrize("name", HEADS)
 def test_equals_the_full_forward(name: str, tmp_path: Path):
-  assert_equal(differences(str(tmp_path), HEADS[name]))
+  # In bfloat16 each chunk's part of the table's gradient is rounded, to 2⁻⁹ of it.
+  tolerance = 4e-3 if name == "bfloat16" else 2e-6
+  assert_equal(differences(str(tmp_path), HEADS[name]), gradient_tolerance=tolerance)
 
 
 def _on_four_devices(folder: str, keys: tuple[str, ...]) -> Mapping[str, float]:
