@@ -186,5 +186,7 @@ def start_from_layers(student: nnx.Module, teacher: nnx.Module, layers: Sequence
   state = nnx.state(student, nnx.Param)
   for path, variable in nnx.to_flat_state(state):
     before = variable.get_value()
-    variable.set_value(jax.device_put(selected[tuple(path)].astype(before.dtype), before.sharding))
+    # A copy: the update gives its own arrays away, and the teacher's must stay.
+    copied = jnp.array(selected[tuple(path)], before.dtype, copy=True)
+    variable.set_value(jax.device_put(copied, before.sharding))
   nnx.update(student, state)
