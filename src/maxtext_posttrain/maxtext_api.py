@@ -277,6 +277,81 @@ def pop_attention_outputs(model: nnx.Module) -> jax.Array | None:
   return found[0] if found else None
 
 
+def hidden_states(
+  config: MaxTextConfig, model: nnx.Module, batch: Mapping[str, jax.Array], *, is_train: bool
+) -> jax.Array:
+  """What the output head multiplies, [batch, seq, emb]: as `forward`, up to the final norm and dropout.
+
+  `output_head` goes on from here. Of what `forward` leaves in the model (the MoE terms, dropout's counts), all is left.
+  """
+  parts: Any = model
+  decoder = parts.decoder
+  deterministic = not (is_train and config.enable_dropout)
+  full = decoder.config
+  # Under vocabulary tiling MaxText's decoder leaves the head out.
+  decoder.config = MaxTextConfig(config._pydantic_config.model_copy(update={"num_vocab_tiling": 2}))
+  try:
+    _, hidden, *_ = decoder(
+      shared_embedding=parts.token_embedder,
+      decoder_input_tokens=batch["inputs"],
+      decoder_positions=batch["inputs_position"],
+      decoder_segment_ids=batch["inputs_segmentation"],
+      deterministic=deterministic,
+      model_mode=common_types.MODEL_MODE_TRAIN,
+    )
+  finally:
+    decoder.config = full
+  nnx.pop(decoder, nnx.All(nnx.Intermediate, nnx.PathContains("hidden_states")))
+  return decoder.dropout(decoder.decoder_norm(hidden), deterministic=deterministic)
+
+
+@dataclasses.dataclass(frozen=True)
+class OutputHead:
+  """A model's output head as a pure function.
+
+  Attributes:
+    weights: pytree of its float arrays, in the dtype its product takes them.
+    project: (weights, hidden [..., emb] from `hidden_states`) to logits [..., vocab].
+  """
+
+  weights: Any
+  project: Callable[[Any, jax.Array], jax.Array]
+
+
+def output_head(config: MaxTextConfig, model: nnx.Module) -> OutputHead:
+  """The head that `forward` applies. `can_split_head` says whether it may be applied by itself."""
+  parts: Any = model
+  if not config.logits_via_embedding:
+    graphdef, weights, rest = nnx.split(parts.decoder.logits_dense, nnx.Param, ...)
+
+    def project(weights: Any, hidden: jax.Array) -> jax.Array:
+      return nnx.merge(graphdef, weights, rest, copy=True)(hidden)
+
+    return OutputHead(weights, project)
+
+  # MaxText rounds a tied table to bfloat16 in every product; done here, once, the gradient is rounded once too.
+  table = parts.token_embedder.embedding.get_value().astype(jnp.bfloat16)
+  product_dtype = jnp.float32 if config.logits_dot_in_fp32 else config.dtype
+
+  def project_tied(table: jax.Array, hidden: jax.Array) -> jax.Array:
+    logits = jnp.dot(hidden, table.T, preferred_element_type=product_dtype)
+    if config.normalize_embedding_logits:
+      logits /= jnp.sqrt(hidden.shape[-1])
+    cap = config.final_logits_soft_cap
+    return jnp.tanh(logits / cap) * cap if cap else logits
+
+  return OutputHead(table.astype(jnp.promote_types(table.dtype, config.dtype)), project_tied)
+
+
+def can_split_head(config: MaxTextConfig) -> bool:
+  """Whether `hidden_states` and `output_head` give what `forward` does.
+
+  Quantized heads keep statistics, and explicit sharding and weights kept in host memory want what MaxText wraps around.
+  """
+  explicit = config.shard_mode == common_types.ShardMode.EXPLICIT
+  return not (config.quantization or explicit or config.parameter_memory_host_offload)
+
+
 def pop_load_balance_loss(model: nnx.Module) -> jax.Array | None:
   """Takes what the forward pass sowed out of the model; the mean of its MoE load-balance losses, if it has any."""
   intermediates = nnx.pop(model, nnx.Intermediate).to_pure_dict()

@@ -11,9 +11,8 @@ from flax import nnx
 
 from maxtext_posttrain import maxtext_api
 from maxtext_posttrain.data import PreparedData, prepare_chats
-from maxtext_posttrain.losses.sft import sft_loss_sum
 from maxtext_posttrain.maxtext_api import MaxTextConfig
-from maxtext_posttrain.trainers import base
+from maxtext_posttrain.trainers import base, outputs
 from maxtext_posttrain.trainers.objective import Objective
 from maxtext_posttrain.trainers.train_step import Batch
 
@@ -34,17 +33,18 @@ class SFT(Objective):
 
     Evaluation also counts the trained tokens that were the most probable ones.
     """
-    mask = batch["targets_segmentation"] != 0
-    logits = maxtext_api.forward(config, model, batch, is_train=is_train)
-    loss_sum = sft_loss_sum(logits, batch["targets"], mask, z_loss_multiplier=config.z_loss_multiplier)
+    trained = batch["targets_segmentation"] != 0
     metrics = {"tokens": jnp.sum(batch["inputs_segmentation"] != 0).astype(jnp.float32)}
-    if not is_train:
-      predicted = jnp.argmax(logits, axis=-1) == batch["targets"]
-      metrics["correct"] = jnp.sum(predicted & mask).astype(jnp.float32)
+    if is_train:
+      loss_sum = outputs.nll_sum(config, model, batch, is_train=True)
+    else:
+      found = outputs.token_outputs(config, model, batch, is_train=False, with_correct=True)
+      loss_sum = jnp.sum(config.z_loss_multiplier * jnp.square(found.log_z) - found.log_probs)
+      metrics["correct"] = jnp.sum(found.correct).astype(jnp.float32)
     balance = maxtext_api.pop_load_balance_loss(model)
     if balance is not None and is_train:
       # A mean over layers already: weighted by this micro-batch's tokens, it is a mean over the global batch too.
-      loss_sum += balance * jnp.sum(mask)
+      loss_sum += balance * jnp.sum(trained)
     return loss_sum, metrics
 
   def weight(self, batch: Batch) -> jax.Array:
