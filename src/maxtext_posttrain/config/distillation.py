@@ -50,6 +50,9 @@ _SAME_SIZES = (
 """What a layer must have in common with the one it is copied from."""
 
 _UNSUPPORTED: Mapping[str, str] = {
+  "use_dpo": "it asks for DPO, which the distillation trainer does not do",
+  "use_grpo": "it asks for GRPO, which the distillation trainer does not do",
+  "use_sft": "it asks for SFT, which the distillation trainer does not do; distill_alpha=0 is that",
   "learn_to_init_mode": "learning to initialise a student is not supported; use student_init_from_teacher_layers",
   "lti_use_general_linear_map": "learning to initialise a student is not supported",
   "distill_weights_copy_map": "copying weights by pattern is not supported; use student_init_from_teacher_layers",
@@ -62,7 +65,7 @@ _SCHEDULED = ("distill_alpha", "distill_temperature", "distill_beta")
 def resolve_teacher(
   resolved: Resolved, schema: Schema, folders: Folders, environ: Mapping[str, str]
 ) -> Resolved | None:
-  """The teacher's settings: `teacher_config`'s or the run's without `student_overrides`, with `teacher_overrides` on top.
+  """The teacher's settings: `teacher_config`'s, or the run's without `student_overrides`; `teacher_overrides` on top.
 
   What the two compute a batch with is the run's: its sizes, its devices and how arrays are spread over them.
 
@@ -167,11 +170,11 @@ class DistillationChecks:
         yield f"{self._at(name)}: must be at least 0 and at most 1"
     for name in ("distill_temperature", "distill_temperature_end"):
       value = self._value(name)
-      if value is not None and not 0 < value < float("inf"):
+      if value is not None and value <= 0:
         yield f"{self._at(name)}: must be above 0"
     for name in ("distill_beta", "distill_beta_end"):
       value = self._value(name)
-      if value is not None and not 0 <= value < float("inf"):
+      if value is not None and value < 0:
         yield f"{self._at(name)}: must be at least 0"
     for name in _SCHEDULED:
       end, schedule = self._value(f"{name}_end"), self._value(f"{name}_schedule")

@@ -113,8 +113,9 @@ class Config(Group):
     put(self, "environment", resolved.environment)
     put(self, "_overrides", _maxtext_overrides(resolved, schema))
     # Not what student_overrides set: those are kept as they were given.
-    below = {name: resolved.beneath[name] if each.origin.kind is Kind.OVERRIDES else each
-             for name, each in settings.items()}
+    below = {
+      name: resolved.beneath[name] if each.origin.kind is Kind.OVERRIDES else each for name, each in settings.items()
+    }
     put(self, "_chosen", {name: each.value for name, each in below.items() if each.origin.kind in _CHOSEN_KINDS})
 
   def maxtext_overrides(self) -> dict[str, Any]:

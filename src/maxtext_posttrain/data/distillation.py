@@ -32,9 +32,7 @@ def prepare_distillation(config: Config) -> PreparedData:
     )
 
   def with_teacher(rows: PreparedRows, part: str) -> PreparedRows:
-    return dataclasses.replace(
-      rows, source=TeacherRows(rows.source, folder, part, vocab_size=config.vocab_size)
-    )
+    return dataclasses.replace(rows, source=TeacherRows(rows.source, folder, part, vocab_size=config.vocab_size))
 
   evaluated = data.evaluation is not None and config.eval_interval > 0
   return PreparedData(

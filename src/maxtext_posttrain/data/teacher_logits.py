@@ -5,8 +5,8 @@
   <folder>/<part>-00000.ids.npy               [positions, k] int32, by falling probability
   <folder>/<part>-00000.log_probs.npy         [positions, k + 1] float32, the last that of all other tokens together
 
-Parts are `train` and `eval`. Only trained positions are kept, in the order of the row. Arrays are mapped into memory and
-never unpickled.
+Parts are `train` and `eval`. Only trained positions are kept, in the order of the row. Arrays are mapped into memory
+and never unpickled.
 """
 
 from __future__ import annotations
@@ -176,8 +176,8 @@ class TeacherRows:
       )
     if known.data != rows.fingerprint():
       raise DataError(
-        f"{folder}: its {part} logits are of other data: the rows, their packing or the tokenizer changed since; give the"
-        " data as they were, or write the folder again"
+        f"{folder}: its {part} logits are of other data: the rows, their packing or the tokenizer changed since; give"
+        " the data as they were, or write the folder again"
       )
     if sum(shard.rows for shard in known.shards) != len(rows):
       raise DataError(f"{folder}: its {part} shards hold other numbers of rows than the data; write it again")
@@ -231,7 +231,9 @@ class TeacherRows:
         continue
       ids, log_probs = self._saved(int(row))
       if len(ids) != np.count_nonzero(trained[place]):
-        raise DataError(f"{self._folder}: row {row} has {len(ids)} positions, not those that are trained; write it again")
+        raise DataError(
+          f"{self._folder}: row {row} has {len(ids)} positions, not those that are trained; write it again"
+        )
       batch[TEACHER_IDS][place, trained[place]] = ids
       batch[TEACHER_LOG_PROBS][place, trained[place]] = log_probs
     return batch
@@ -243,7 +245,7 @@ class TeacherRows:
     ids, log_probs = shard["ids"][first:last], shard["log_probs"][first:last]
     if len(ids):
       total = np.exp(log_probs.astype(np.float64)).sum(axis=-1)
-      in_vocabulary = 0 <= ids.min() and ids.max() < self.metadata.vocab_size
+      in_vocabulary = ids.min() >= 0 and ids.max() < self.metadata.vocab_size
       if not in_vocabulary or not np.all(np.abs(total - 1.0) < _ROUNDING):
         raise DataError(f"{self._folder}: row {row} holds no distribution over the vocabulary; write the folder again")
     return ids, log_probs

@@ -183,7 +183,9 @@ def feature_losses(student: jax.Array, teacher: jax.Array, mask: jax.Array, name
   if name == "l2":
     losses = jnp.mean(jnp.square(student - teacher), axis=-1)
   else:
-    norms = [jnp.sqrt(jnp.maximum(jnp.sum(jnp.square(each), axis=-1), _SMALLEST_NORM**2)) for each in (student, teacher)]
+    norms = [
+      jnp.sqrt(jnp.maximum(jnp.sum(jnp.square(each), axis=-1), _SMALLEST_NORM**2)) for each in (student, teacher)
+    ]
     losses = 1.0 - jnp.sum(student * teacher, axis=-1) / (norms[0] * norms[1])
   return jnp.where(mask, jnp.mean(losses, axis=0), 0.0)
 

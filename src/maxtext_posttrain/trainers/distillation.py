@@ -9,8 +9,8 @@ compiled step, or, with `offline_data_dir`, its most probable tokens come with t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,7 @@ from maxtext_posttrain.data.distillation import prepare_distillation
 from maxtext_posttrain.data.teacher_logits import TEACHER_IDS, TEACHER_LOG_PROBS, read_metadata
 from maxtext_posttrain.errors import ConfigError
 from maxtext_posttrain.losses.distillation import (
+  DivergenceName,
   distillation_losses,
   feature_losses,
   scheduled,
@@ -34,6 +35,7 @@ from maxtext_posttrain.losses.sft import masked_sum, sft_loss_sum
 from maxtext_posttrain.maxtext_api import MaxTextConfig
 from maxtext_posttrain.models.layer_selection import check_same_shapes, select_layers
 from maxtext_posttrain.models.source import find_items
+from maxtext_posttrain.trainers import outputs
 from maxtext_posttrain.trainers.objective import Batch, BatchSpec, FrozenModel, LossContext, LossOutput, Objective
 
 TEACHER = "teacher"
@@ -65,8 +67,8 @@ class Distillation(Objective):
     teacher = teacher_model(config)
     if teacher.maxtext.vocab_size != maxtext.vocab_size:
       raise ConfigError(
-        f"vocab_size: the student has {maxtext.vocab_size}, the teacher {teacher.maxtext.vocab_size}: they must have the"
-        " same vocabulary"
+        f"vocab_size: the student has {maxtext.vocab_size}, the teacher {teacher.maxtext.vocab_size}: they must have"
+        " the same vocabulary"
       )
     return {TEACHER: teacher}
 
@@ -81,48 +83,29 @@ class Distillation(Objective):
     """The mixed loss. Evaluation measures too: the KL from the teacher at T = 1, and how often both agree."""
     config, maxtext, is_train = context.config, context.maxtext, context.is_train
     mask = batch["targets_segmentation"] != 0
-    logits = maxtext_api.forward(maxtext, model, batch, is_train=is_train)
-    features = maxtext_api.pop_attention_outputs(model)
-    balance = maxtext_api.pop_load_balance_loss(model)
-    weights = {name: _scheduled(config, maxtext, f"distill_{name}", context.step) for name in _SCHEDULED}
-    alpha, temperature, beta = (weights[name] for name in _SCHEDULED)
-    divergence = {"name": config.distill_divergence, "beta": config.distill_jsd_beta}
-
-    teacher_logits = teacher_features = None
+    trained = jnp.sum(mask).astype(jnp.float32)
+    weights = {name: _scheduled(config, maxtext, name, context.step) for name in _SCHEDULED}
+    others: dict[str, jax.Array] = {"targets": batch["targets"]}
+    project, teacher_features = None, None
     if TEACHER in context.frozen:
       teacher = context.frozen[TEACHER]
-      teacher_logits = maxtext_api.forward(context.frozen_maxtext[TEACHER], teacher, batch, is_train=False)
+      others["teacher"], project = outputs.unprojected(context.frozen_maxtext[TEACHER], teacher, batch)
       teacher_features = maxtext_api.pop_attention_outputs(teacher)
-
-    def distance(temperature: Any, **divergence: Any) -> jax.Array:
-      if teacher_logits is not None:
-        return distillation_losses(logits, teacher_logits, mask, temperature=temperature, **divergence)
-      saved = (batch[TEACHER_IDS], batch[TEACHER_LOG_PROBS])
-      return top_k_distillation_losses(logits, *saved, mask, temperature=temperature, **divergence)
-
-    distilled = jnp.sum(distance(temperature, **divergence))
-    cross_entropy = sft_loss_sum(logits, batch["targets"], mask, z_loss_multiplier=maxtext.z_loss_multiplier)
-    loss_sum = alpha * distilled + (1.0 - alpha) * cross_entropy
-    trained = jnp.sum(mask).astype(jnp.float32)
-    means = {"distillation": distilled, "cross_entropy": cross_entropy}
-    if config.distill_beta > 0:
-      far = _compare_features(config, features, teacher_features, mask)
-      loss_sum += beta * far
-      means["features"] = far
-    if is_train:
-      means |= {f"distill_{name}": weight * trained for name, weight in weights.items() if _changes(config, name)}
-      if balance is not None:
-        loss_sum += balance * trained
     else:
-      means["kl"] = jnp.sum(distance(1.0, name="forward_kl"))
-      predicted = jnp.argmax(logits, axis=-1)
-      means["token_accuracy"] = masked_sum((predicted == batch["targets"]).astype(jnp.float32), mask)
-      if teacher_logits is not None:
-        likeliest = jnp.argmax(teacher_logits, axis=-1)
-        means["teacher_cross_entropy"] = sft_loss_sum(teacher_logits, batch["targets"], mask)
-      else:
-        likeliest = batch[TEACHER_IDS][..., 0]
-      means["teacher_agreement"] = masked_sum((predicted == likeliest).astype(jnp.float32), mask)
+      others |= {key: batch[key] for key in (TEACHER_IDS, TEACHER_LOG_PROBS)}
+    part = _Part(config, maxtext, weights["alpha"], weights["temperature"], project, evaluate=not is_train)
+    loss_sum, means = outputs.weighed_sums(maxtext, model, batch, others, part, is_train=is_train)
+    features = maxtext_api.pop_attention_outputs(model)
+    balance = maxtext_api.pop_load_balance_loss(model)
+    if config.distill_beta > 0:
+      means["features"] = _compare_features(config, features, teacher_features, mask)
+      loss_sum += weights["beta"] * means["features"]
+    if is_train:
+      changing = [name for name in _SCHEDULED if config[f"distill_{name}_schedule"] != "constant"]
+      means |= {f"distill_{name}": weights[name] * trained for name in changing}
+      if balance is not None:
+        # A mean over layers already: weighted by this micro-batch's tokens, it is a mean over the global batch too.
+        loss_sum += balance * trained
     tokens = jnp.sum(batch["inputs_segmentation"] != 0).astype(jnp.float32)
     return LossOutput(loss_sum, totals={"tokens": tokens}, means=means)
 
@@ -134,12 +117,58 @@ class Distillation(Objective):
 _SCHEDULED = ("alpha", "temperature", "beta")
 
 
-def _scheduled(config: Config, maxtext: MaxTextConfig, key: str, step: jax.Array) -> jax.Array:
+def _scheduled(config: Config, maxtext: MaxTextConfig, name: str, step: jax.Array) -> jax.Array:
+  key = f"distill_{name}"
   return scheduled(config[key], config[f"{key}_end"], config[f"{key}_schedule"], step, maxtext.steps)
 
 
-def _changes(config: Config, name: str) -> bool:
-  return config[f"distill_{name}_schedule"] != "constant"
+@dataclasses.dataclass(frozen=True)
+class _Part:
+  """The loss of some positions, and what else is measured there, as sums over those that count.
+
+  Attributes:
+    config: of the run.
+    maxtext: of the student.
+    alpha: the divergence's share.
+    temperature: T.
+    project: makes the teacher's logits of `others["teacher"]`; None where its likeliest tokens come with the batch.
+    evaluate: whether more is measured.
+  """
+
+  config: Config
+  maxtext: MaxTextConfig
+  alpha: jax.Array
+  temperature: jax.Array
+  project: Callable[[jax.Array], jax.Array] | None
+  evaluate: bool
+
+  def __call__(
+    self, logits: jax.Array, others: Mapping[str, jax.Array], mask: jax.Array
+  ) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Of logits [rows, positions, vocab], the same positions of `others`, and a mask [rows, positions]."""
+    teacher = None if self.project is None else self.project(others["teacher"])
+
+    def distance(temperature: jax.Array | float, name: DivergenceName, beta: float = 0.5) -> jax.Array:
+      options = {"name": name, "beta": beta, "temperature": temperature}
+      if teacher is not None:
+        return jnp.sum(distillation_losses(logits, teacher, mask, **options))
+      saved = (others[TEACHER_IDS], others[TEACHER_LOG_PROBS])
+      return jnp.sum(top_k_distillation_losses(logits, *saved, mask, **options))
+
+    config, targets = self.config, others["targets"]
+    distilled = distance(self.temperature, config.distill_divergence, config.distill_jsd_beta)
+    cross_entropy = sft_loss_sum(logits, targets, mask, z_loss_multiplier=self.maxtext.z_loss_multiplier)
+    loss_sum = self.alpha * distilled + (1.0 - self.alpha) * cross_entropy
+    sums = {"distillation": distilled, "cross_entropy": cross_entropy}
+    if self.evaluate:
+      predicted = jnp.argmax(logits, axis=-1)
+      likeliest = others[TEACHER_IDS][..., 0] if teacher is None else jnp.argmax(teacher, axis=-1)
+      sums["kl"] = distance(1.0, "forward_kl")
+      sums["token_accuracy"] = masked_sum((predicted == targets).astype(jnp.float32), mask)
+      sums["teacher_agreement"] = masked_sum((predicted == likeliest).astype(jnp.float32), mask)
+      if teacher is not None:
+        sums["teacher_cross_entropy"] = sft_loss_sum(teacher, targets, mask)
+    return loss_sum, sums
 
 
 def _compare_features(

@@ -7,6 +7,8 @@ where they are, and the head is applied at once as in pre-training, or in MaxTex
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -19,7 +21,7 @@ from maxtext_posttrain.losses.head import TokenOutputs
 from maxtext_posttrain.losses.sft import sft_loss_sum
 from maxtext_posttrain.maxtext_api import MaxTextConfig
 from maxtext_posttrain.performance import head_chunk
-from maxtext_posttrain.trainers.train_step import Batch
+from maxtext_posttrain.trainers.objective import Batch
 
 
 def token_outputs(
@@ -54,6 +56,50 @@ def nll_sum(config: MaxTextConfig, model: nnx.Module, batch: Batch, *, is_train:
     return sft_loss_sum(logits, batch["targets"], mask, z_loss_multiplier=config.z_loss_multiplier)
   arguments = split.arguments(config, model, batch, is_train=is_train)
   return head.nll_sum(*arguments, chunk=split.chunk, z_loss_multiplier=config.z_loss_multiplier)
+
+
+def weighed_sums(
+  config: MaxTextConfig,
+  model: nnx.Module,
+  batch: Batch,
+  others: Any,
+  part: Callable[[jax.Array, Any, jax.Array], tuple[jax.Array, Any]],
+  *,
+  is_train: bool,
+) -> tuple[jax.Array, Any]:
+  """What `part` says of the logits of the trained positions, summed; see `losses.head.weighed_sums`.
+
+  Args:
+    config: the model's.
+    model: the live one.
+    batch: the batch.
+    others: pytree of arrays [batch, seq, ...] that `part` reads beside the logits.
+    part: (logits [rows, positions, vocab], the same positions of `others`, mask [rows, positions]) to the loss and a
+      pytree of other sums. It leaves out what the mask does.
+    is_train: whether dropout is on, where it is configured.
+  """
+  mask = batch["targets_segmentation"] != 0
+  split = _split(config, model, mask.shape)
+  if split is None:
+    return part(maxtext_api.forward(config, model, batch, is_train=is_train), others, mask)
+  project, weights, hidden, _, mask = split.arguments(config, model, batch, is_train=is_train)
+  others = jax.tree.map(lambda values: values.reshape(*split.rows, *values.shape[2:]), others)
+  return head.weighed_sums(project, weights, hidden, others, mask, part, chunk=split.chunk)
+
+
+def unprojected(
+  config: MaxTextConfig, model: nnx.Module, batch: Batch
+) -> tuple[jax.Array, Callable[[jax.Array], jax.Array]]:
+  """A frozen model's logits, the head left for later where that can be.
+
+  Returns:
+    [batch, seq, ...], and what makes logits [..., vocab] of some of its positions [..., ...].
+  """
+  if _split(config, model, batch["inputs"].shape) is None:
+    return maxtext_api.forward(config, model, batch, is_train=False), lambda logits: logits
+  hidden = maxtext_api.hidden_states(config, model, batch, is_train=False)
+  output_head = maxtext_api.output_head(config, model)
+  return hidden, functools.partial(output_head.project, output_head.weights)
 
 
 @dataclasses.dataclass(frozen=True)

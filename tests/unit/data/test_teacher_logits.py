@@ -169,7 +169,7 @@ def test_what_is_of_something_else_is_refused_by_name(folder: Path):
     opened(folder, "eval")
   with pytest.raises(DataError, match="are of other data"):
     opened(folder, rows=PartlyTrained(ROWS, LENGTH, VOCAB, seed=4))
-  with pytest.raises(DataError, match="holds no teacher_logits.json"):
+  with pytest.raises(DataError, match="holds no teacher_logits"):
     read_metadata(folder / "nothing")
 
 

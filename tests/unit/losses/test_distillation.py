@@ -147,7 +147,9 @@ def test_a_token_that_neither_gives_any_probability_counts_nothing(name: Any, be
     return jnp.sum(losses.distillation_losses(logits, other, jnp.asarray(mask), name=name, beta=beta))
 
   value, gradient = jax.value_and_grad(total)(jnp.asarray(student), jnp.asarray(teacher))
-  padded = (jnp.pad(jnp.asarray(each), ((0, 0), (0, 0), (0, 3)), constant_values=-jnp.inf) for each in (student, teacher))
+  padded = (
+    jnp.pad(jnp.asarray(each), ((0, 0), (0, 0), (0, 3)), constant_values=-jnp.inf) for each in (student, teacher)
+  )
   padded_value, padded_gradient = jax.value_and_grad(total)(*padded)
   np.testing.assert_allclose(padded_value, value, rtol=1e-6)
   np.testing.assert_allclose(padded_gradient[..., :11], gradient, rtol=1e-5, atol=1e-7)
