@@ -1,6 +1,7 @@
 """Distillation of a tiny student from a tiny teacher: the numbers, what is saved, a kill, the files, and pre-training.
 
-One run of the command line is shared by most tests: four updates of two micro-batches, features, a mixture that changes.
+One run of the command line is shared by most tests: four updates of two micro-batches, with features and a mixture that
+changes.
 """
 
 from __future__ import annotations
@@ -190,11 +191,7 @@ def test_the_budget_ends_the_run_and_only_the_student_is_saved(room: Room, finis
   maxtext = maxtext_api.build_config(config.maxtext_overrides())
   state = maxtext_api.pretraining_state(maxtext, maxtext_api.build_mesh(maxtext)).state
   expected = flatten_tree(maxtext_api.to_checkpoint_dict(state))
-  assert sorted(map(str, items)) == sorted(tuple_text(path) for path in expected)
-
-
-def tuple_text(path: tuple) -> str:
-  return str(tuple(map(str, path)))
+  assert sorted(tuple(map(str, path)) for path in items) == sorted(tuple(map(str, path)) for path in expected)
 
 
 def test_a_kill_in_the_middle_changes_no_bit(room: Room, finished: Path):

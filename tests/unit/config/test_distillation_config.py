@@ -113,7 +113,10 @@ BAD: dict[str, tuple[list[str], str]] = {
   "a teacher's value of another type": (["teacher_overrides.head_dim=[1]"], "teacher_overrides: head_dim: expected a"),
   "overrides that are no mapping": (["student_overrides=3"], "student_overrides"),
   "overrides inside overrides": (["student_overrides.teacher_overrides={}"], "can't stand inside it"),
-  "a batch of the teacher's own": (["teacher_overrides.max_target_length=8"], "the teacher computes the student's batch"),
+  "a batch of the teacher's own": (
+    ["teacher_overrides.max_target_length=8"],
+    "the teacher computes the student's batch",
+  ),
   "a width the student can't have": (["student_overrides.base_emb_dim=0"], "base_emb_dim=0: must be at least 1"),
   "a teacher's file that is not there": (["teacher_config=nowhere.yml"], "nowhere.yml"),
   "alpha above 1": (["distill_alpha=1.5"], "distill_alpha=1.5: must be at least 0 and at most 1"),
@@ -135,7 +138,10 @@ BAD: dict[str, tuple[list[str], str]] = {
     ["distill_beta_end=1", "distill_beta_schedule=linear"],
     "distill_beta=0 leaves features out",
   ),
-  "features of layers apart": (["distill_beta=1", "scan_layers=false", "distill_layer_indices=[0]"], "scan_layers=true"),
+  "features of layers apart": (
+    ["distill_beta=1", "scan_layers=false", "distill_layer_indices=[0]"],
+    "scan_layers=true",
+  ),
   "features of other widths": (
     ["distill_beta=1", "student_overrides.base_emb_dim=16", "distill_layer_indices=[0]"],
     "features of 16 and of 64 numbers",
