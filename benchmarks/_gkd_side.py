@@ -3,8 +3,8 @@
   python _gkd_side.py RESULT.json key=value ...
 
 Keys, interpreter and result are those of `_trl_side.py`. TRL distils off-policy (`lmbda=0`), with the forward KL
-(`beta=0`). Its own collator pads every chat by itself; here all rows are filled, with the assistant's tokens trained, so
-that both sides do the same work. Gradient checkpointing is off.
+(`beta=0`). Its own collator pads every chat by itself; here all rows are filled, with the assistant's tokens trained,
+so that both sides do the same work. Gradient checkpointing is off.
 """
 
 from __future__ import annotations
