@@ -9,7 +9,7 @@ REQUIREMENTS := requirements/base.txt requirements/dev.txt requirements/demo.txt
 PYTEST := $(PYTHON) -m pytest -n $(or $(WORKERS),2) --dist loadfile
 
 .PHONY: help setup quickstart test test-fast lint format torch-env demo-gsm8k demo-smollm2 demo-distill benchmark-sft \
-  benchmark-trl benchmark-checkpoint lock clean
+  benchmark-trl benchmark-distill benchmark-checkpoint benchmark-generate lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | sort | expand -t 16
@@ -64,8 +64,14 @@ benchmark-sft: $(STAMP) ## our SFT step against MaxText's own, five pairs
 benchmark-trl: $(STAMP) $(TORCH_STAMP) ## our SFT step against TRL's SFTTrainer at SmolLM2's shape, three pairs
 	$(PYTHON) benchmarks/sft_step.py --rivals trl --model smollm2-shape --pairs 3
 
+benchmark-distill: $(STAMP) $(TORCH_STAMP) ## our distillation step against TRL's GKDTrainer, three pairs
+	$(PYTHON) benchmarks/distillation_step.py
+
 benchmark-checkpoint: $(STAMP) ## our saves and restores against Orbax alone and MaxText's own, three rounds
 	$(PYTHON) benchmarks/checkpoint.py
+
+benchmark-generate: $(STAMP) $(TORCH_STAMP) ## generation here against Tunix's sampler and transformers' generate, seven rounds
+	$(PYTHON) benchmarks/generate.py
 
 lock: $(STAMP) ## pin the newest versions that pyproject.toml and requirements/*.in allow
 	bash scripts/lock.sh

@@ -20,9 +20,11 @@ import optax
 import pydantic
 from flax import nnx
 from flax.core.spmd import logical_axis_rules
+from flax.linen import with_logical_constraint
 from jax.sharding import Mesh
 from maxtext.common import checkpoint_context, common_types, train_state_nnx
 from maxtext.configs import pyconfig
+from maxtext.inference import kvcache
 from maxtext.layers import attentions, embeddings, quantizations
 from maxtext.models import models
 from maxtext.optimizers import optimizers
@@ -232,6 +234,18 @@ def init_model(config: MaxTextConfig, pretraining: PretrainingState, mesh: Mesh)
     return maxtext_utils_nnx.create_nnx_sharded_model(pretraining.abstract_model, pretraining.create_model, mesh=mesh)
 
 
+def init_all_but_weights(config: MaxTextConfig, pretraining: PretrainingState) -> nnx.State:
+  """What a fresh model has beside its weights (rng state, buffers), for one whose weights come from elsewhere."""
+
+  def create() -> nnx.State:
+    # XLA drops what nobody asks for: no weight is drawn.
+    return nnx.state(pretraining.create_model(), nnx.Not(nnx.Param))
+
+  abstract = nnx.state(pretraining.abstract_model, nnx.Not(nnx.Param))
+  with logical_axis_rules(config.logical_axis_rules):
+    return jax.jit(create, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, abstract))()
+
+
 def batch_sharding(config: MaxTextConfig, mesh: Mesh) -> jax.sharding.NamedSharding:
   """How pre-training places a [batch, seq] array of tokens."""
   return sharding.get_input_data_sharding(config, mesh)
@@ -367,6 +381,7 @@ def inference_config(config: MaxTextConfig, platform: str) -> MaxTextConfig:
   update: dict[str, Any] = {
     "scan_layers": False,
     "remat_policy": "none",
+    "use_ragged_attention": False,
     "attention": "dot_product" if config.attention == "dot_product" else "autoselected",
   }
   if platform != "tpu":
@@ -402,23 +417,57 @@ def _attentions(model: nnx.Module) -> list[Any]:
   return [module for _, module in nnx.iter_modules(model) if isinstance(module, attentions.Attention)]
 
 
-def add_kv_caches(model: nnx.Module, *, batch: int, prompt_length: int, new_tokens: int) -> None:
-  """Gives each attention an empty cache of MaxText's: `prompt_length` columns for prompts, then one per new token."""
-  for attention in _attentions(model):
-    attention.max_prefill_predict_length = prompt_length
-    attention.max_target_length = prompt_length + new_tokens
-    attention.model_mode = common_types.MODEL_MODE_AUTOREGRESSIVE
-    attention.KVCache_0 = nnx.data(attention.init_kv_caches(inputs_kv_shape=(batch, 1, 1)))
+class DecodingCache(nnx.Module):
+  """The keys and values of one attention, prompt and new tokens in one array, as MaxText's attention asks for them.
+
+  MaxText's own cache has an array for prompts and one for new tokens; attention runs over each, and joins them.
+
+  Attributes:
+    keys: in the axis order of MaxText's cache, columns for the prompt and then one for each new token.
+    values: likewise.
+  """
+
+  def __init__(self, prompts: Any, new_tokens: int):
+    """From MaxText's cache after a prefill, with room for new tokens."""
+    self._order = tuple(prompts.prefill_cache_axis_order)
+    self._axis_names = kvcache.transpose_tuple(prompts.cache_logical_axis_names, self._order)
+    self._columns = self._order.index(1)
+    room = [(0, new_tokens if axis == self._columns else 0) for axis in range(len(self._order))]
+    self.keys = nnx.Cache(jnp.pad(prompts.cached_prefill_key.get_value(), room))
+    self.values = nnx.Cache(jnp.pad(prompts.cached_prefill_value.get_value(), room))
+
+  def prepare(self, column: jax.Array, seen: jax.Array) -> None:
+    """Says where the next key and value go, scalar int32, and which columns are seen then, [batch, columns] bool."""
+    self._column = nnx.data(column)
+    self._seen = nnx.data(jnp.where(seen, common_types.DECODING_ACTIVE_SEQUENCE_INDICATOR, 0))
+
+  def __call__(self, key: jax.Array, value: jax.Array, **_: Any) -> tuple[tuple[jax.Array, jax.Array, jax.Array], None]:
+    """Puts a token's key and value [batch, 1, heads, head dim] in; all of them, and which of them are seen."""
+    whole = tuple(self._put(*pair) for pair in ((self.keys, key), (self.values, value)))
+    return (*whole, self._seen), None
+
+  def _put(self, cache: nnx.Cache, one: jax.Array) -> jax.Array:
+    one = jnp.transpose(one, self._order)
+    whole = jax.lax.dynamic_update_slice_in_dim(cache.get_value(), one, self._column, self._columns)
+    whole = with_logical_constraint(whole, self._axis_names)
+    cache.set_value(whole)
+    return kvcache.reverse_transpose(whole, self._order)
 
 
-def prefill(model: nnx.Module, tokens: jax.Array, lengths: jax.Array) -> None:
-  """Fills the caches with the keys and values of prompts.
+def prefill(model: nnx.Module, tokens: jax.Array, lengths: jax.Array, *, new_tokens: int) -> None:
+  """Gives each attention a cache with the keys and values of prompts and room for new tokens.
 
   Args:
-    model: with caches; afterwards it decodes, and does nothing else.
+    model: from `decoding_model`, with weights; afterwards it decodes, and does nothing else.
     tokens: [batch, prompt_length] int32, padded on the right.
     lengths: [batch] int32, of the prompts.
+    new_tokens: how often `decode` is called at most.
   """
+  for attention in _attentions(model):
+    attention.max_prefill_predict_length = tokens.shape[1]
+    attention.max_target_length = tokens.shape[1] + new_tokens
+    attention.model_mode = common_types.MODEL_MODE_AUTOREGRESSIVE
+    attention.KVCache_0 = nnx.data(attention.init_kv_caches(inputs_kv_shape=(tokens.shape[0], 1, 1)))
   columns = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
   parts: Any = model
   # The logits are left unused, so that XLA drops their computation.
@@ -431,6 +480,7 @@ def prefill(model: nnx.Module, tokens: jax.Array, lengths: jax.Array) -> None:
     model_mode=common_types.MODEL_MODE_PREFILL,
   )
   for attention in _attentions(model):
+    attention.KVCache_0 = nnx.data(DecodingCache(attention.KVCache_0, new_tokens))
     # MaxText measures a window from the end of the cache, whose columns are not all filled: `decode` masks instead.
     attention.attention_op.attention_type = common_types.AttentionType.GLOBAL
 
@@ -446,8 +496,14 @@ def decode(model: nnx.Module, tokens: jax.Array, lengths: jax.Array, step: jax.A
   """
   positions = lengths + step
   for attention in _attentions(model):
+    cache, width = attention.KVCache_0, attention.max_prefill_predict_length
+    columns = jnp.arange(attention.max_target_length)
+    # The prompt, which is padded, then the new tokens up to this one.
+    age = positions[:, None] - jnp.where(columns < width, columns, lengths[:, None] + columns - width)
+    seen = (age >= 0) & ((columns < lengths[:, None]) | (columns >= width))
     if attention.attention_type == common_types.AttentionType.LOCAL_SLIDING:
-      _mask_window(attention.KVCache_0, attention.sliding_window_size, lengths, step)
+      seen &= age < attention.sliding_window_size
+    cache.prepare(width + step, seen)
   parts: Any = model
   logits = parts(
     decoder_input_tokens=tokens[:, None],
@@ -456,15 +512,3 @@ def decode(model: nnx.Module, tokens: jax.Array, lengths: jax.Array, step: jax.A
     model_mode=common_types.MODEL_MODE_AUTOREGRESSIVE,
   )
   return logits[:, 0].astype(jnp.float32)
-
-
-def _mask_window(cache: Any, window: int, lengths: jax.Array, step: jax.Array) -> None:
-  """Marks which columns of a cache the token at `lengths + step` sees: those less than `window` before it."""
-  active = common_types.DECODING_ACTIVE_SEQUENCE_INDICATOR
-  columns = jnp.arange(cache.max_prefill_length)
-  prompt = (columns < lengths[:, None]) & (columns > lengths[:, None] + step - window)
-  cache.cache_prefill_segment_id.set_value(jnp.where(prompt, active, 0))
-  columns = jnp.arange(cache.max_target_length - cache.max_prefill_length)
-  new = (columns < step) & (columns > step - window)
-  ids = cache.cache_ar_segment_id
-  ids.set_value(jnp.where(jnp.broadcast_to(new, ids.get_value().shape), active, 0))

@@ -69,4 +69,4 @@ def head_chunk(platform: str) -> int:
   Few enough that their logits are small beside the rest of a step, and many enough that the product is as fast as with
   all: a wide vocabulary makes it so early.
   """
-  return 192 if platform == "cpu" else 2048
+  return 128 if platform == "cpu" else 2048

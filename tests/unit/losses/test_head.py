@@ -1,4 +1,4 @@
-"""Outputs of the head chunk by chunk, and their gradients, against NumPy float64 and against the head applied at once."""
+"""Outputs of the head chunk by chunk, and their gradients, against NumPy float64 and the head applied at once."""
 
 from __future__ import annotations
 
