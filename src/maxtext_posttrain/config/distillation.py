@@ -238,7 +238,10 @@ class DistillationChecks:
     at = self._at("student_init_from_teacher_layers")
     for name in _CHECKPOINTS:
       if self._value(name):
-        yield f"{at}: {name} gives the student its weights; set one of them"
+        yield (
+          f"{at}: {name} gives the student its weights; set one of them (student_overrides.{name}='' takes it from the"
+          " student alone)"
+        )
     if self._value("offline_data_dir"):
       yield f"{at}: with offline_data_dir there is no teacher to take layers from"
     if self._teacher is None:
