@@ -69,18 +69,20 @@ class Room:
   def items(self) -> str:
     return str(self.folder / "teacher" / "checkpoints" / "2" / "items")
 
-  def argv(self, run_name: str, *extra: str, steps: int = STEPS) -> list[str]:
-    return [
-      str(self.folder / "distill.yml"),
+  def argv(self, run_name: str, *extra: str) -> list[str]:
+    """The configuration's arguments; of a key that is given twice, the last counts."""
+    keys = (
       f"run_name={run_name}",
       f"base_output_directory={self.folder}",
-      f"steps={steps}",
+      f"steps={STEPS}",
       "learning_rate_schedule_steps=8",
       "student_overrides.base_num_decoder_layers=2",
       f"teacher_overrides.load_parameters_path={self.items}",
       *TINY,
       *extra,
-    ]
+    )
+    last = dict(key.partition("=")[::2] for key in keys if "=" in key)
+    return [str(self.folder / "distill.yml"), *(f"{key}={value}" for key, value in last.items())]
 
 
 @pytest.fixture(scope="module")

@@ -25,10 +25,10 @@ from maxtext_posttrain.data.batches import PADDING_ROW, Batch, RowSource
 from maxtext_posttrain.errors import DataError
 
 METADATA_FILE = "teacher_logits.json"
+VERSION = 1
 TEACHER_IDS = "teacher_ids"
 TEACHER_LOG_PROBS = "teacher_log_probs"
 
-_VERSION = 1
 _ARRAYS: Mapping[str, Any] = {"offsets": np.int64, "ids": np.int32, "log_probs": np.float32}
 _ROUNDING = 1e-3
 _LARGEST_METADATA = 64 << 20
@@ -134,8 +134,8 @@ def read_metadata(folder: str | os.PathLike[str]) -> Metadata:
   except (OSError, ValueError) as error:
     raise DataError(f"{path}: can't be read: {error}; write the folder again") from error
   version = raw.get("version") if isinstance(raw, dict) else None
-  if version != _VERSION:
-    raise DataError(f"{path}: its version is {version}, this package reads {_VERSION}; write the folder again")
+  if version != VERSION:
+    raise DataError(f"{path}: its version is {version}, this package reads {VERSION}; write the folder again")
   try:
     return Metadata.model_validate(raw)
   except pydantic.ValidationError as error:

@@ -18,7 +18,8 @@ from maxtext_posttrain.config import Config
 from maxtext_posttrain.data import BATCH_KEYS, PreparedData, PreparedRows
 from maxtext_posttrain.data.batches import PADDING_ROW
 from maxtext_posttrain.data.distillation import vocabulary_of
-from maxtext_posttrain.data.teacher_logits import Metadata, Part, Shard, write_metadata, write_shard
+from maxtext_posttrain.data.teacher_logits import VERSION, Metadata, Part, Shard, write_metadata, write_shard
+from maxtext_posttrain.errors import ConfigError
 from maxtext_posttrain.losses.distillation import top_k_log_probs
 from maxtext_posttrain.models.new_folder import new_folder
 from maxtext_posttrain.performance import compiler_options
@@ -27,7 +28,6 @@ from maxtext_posttrain.trainers.frozen import FrozenModels
 
 _ROWS_OF_A_SHARD = 1024
 _PROGRESS_SECONDS = 10.0
-_VERSION = 1
 
 Batch = Mapping[str, Any]
 TopK = Callable[[Batch], tuple[jax.Array, jax.Array]]
@@ -49,10 +49,12 @@ def save_teacher_logits(
     What was written.
 
   Raises:
-    ConfigError: MaxText refuses the teacher's configuration.
+    ConfigError: MaxText refuses the teacher's configuration, or there are several processes.
     CheckpointError: the teacher's weights can't be read.
     ModelError: the files can't be written.
   """
+  if jax.process_count() > 1:
+    raise ConfigError(f"posttrain teacher-logits runs in one process, not in {jax.process_count()}")
   maxtext_api.quiet_logs(show=config.maxtext_log)
   maxtext_api.use_pretraining_prng()
   teacher = teacher_model(config)
@@ -82,7 +84,7 @@ def save_teacher_logits(
     positions = sum(rows.report.trained_tokens for rows in parts.values())
     with new_folder(output, positions * (2 * k + 1) * 4) as folder:
       metadata = Metadata(
-        version=_VERSION,
+        version=VERSION,
         k=k,
         vocab_size=teacher.maxtext.vocab_size,
         tokenizer=vocabulary_of(config),
