@@ -31,7 +31,8 @@ def filled_rows(keys: Mapping[str, str], tokenizer: Any) -> Dataset:
   length = int(keys["max_target_length"])
   ids: list[int] = []
   labels: list[int] = []
-  for chat in load_dataset("json", data_files=keys["hf_train_files"], split=f"train[:{_CHATS}]"):
+  chats: Any = load_dataset("json", data_files=keys["hf_train_files"], split=f"train[:{_CHATS}]")
+  for chat in chats:
     encoded = tokenizer.apply_chat_template(
       chat["messages"], tokenize=True, return_dict=True, return_assistant_tokens_mask=True
     )

@@ -119,10 +119,12 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
   return options
 
 
-def _run(module: str, config: Path, keys: Mapping[str, str], folder: Path, **kwargs: int) -> tuple[int, str]:
+def _run(
+  module: str, config: Path, keys: Mapping[str, str], folder: Path, timeout: float | None = None
+) -> tuple[int, str]:
   command = [sys.executable, "-m", module, str(config), *(f"{key}={value}" for key, value in keys.items())]
   result = subprocess.run(
-    command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, **kwargs
+    command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=timeout
   )
   return result.returncode, result.stdout
 

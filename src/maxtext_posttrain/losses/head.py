@@ -176,6 +176,8 @@ def weighed_sums(
   """The sums over chunks of what `part` says of their logits; where the first is differentiated, the forward pass
   makes the gradients too.
 
+  Differentiate it inside `jax.jit`, not a jitted function around it: `part` may close over values that are traced.
+
   Args:
     project: as of `token_outputs`.
     weights: the same.
@@ -219,7 +221,10 @@ def weighed_sums(
 
     def body(index: jax.Array, carry: tuple[Any, Any]) -> tuple[Any, Any]:
       totals, gradients = carry
-      of_here = functools.partial(of_chunk, index=index)
+
+      def of_here(weights: Any, hidden: jax.Array) -> tuple[jax.Array, Any]:
+        return of_chunk(weights, hidden, index)
+
       loss, pull, more = jax.vjp(of_here, weights, rows.part(ordered, index), has_aux=True)
       gradients = _accumulate(rows, index, gradients, pull(jnp.ones_like(loss)))
       return jax.tree.map(jnp.add, totals, (loss, more)), gradients

@@ -122,13 +122,13 @@ class _Split:
     return output_head.project, output_head.weights, hidden.reshape(*self.rows, -1), targets, mask
 
 
-def _split(config: MaxTextConfig, model: nnx.Module, shape: tuple[int, int]) -> _Split | None:
+def _split(config: MaxTextConfig, model: nnx.Module, shape: tuple[int, ...]) -> _Split | None:
   """None where the head is applied to all positions at once."""
   if not maxtext_api.can_split_head(config):
     return None
   parts: Any = model
   devices = parts.mesh.devices
-  rows = (1, shape[0] * shape[1]) if devices.size == 1 else shape
+  rows = (1, shape[0] * shape[1]) if devices.size == 1 else (shape[0], shape[1])
   if config.num_vocab_tiling > 1:
     return _Split(rows, -(-rows[1] // config.num_vocab_tiling))
   if devices.size > 1:

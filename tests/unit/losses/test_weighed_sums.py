@@ -37,15 +37,14 @@ def part(logits: jax.Array, others: dict[str, jax.Array], mask: jax.Array) -> tu
 
 
 def by_chunks(data: dict[str, Any], chunk: int) -> Any:
-  @jax.jit
   def loss(weights: jax.Array, hidden: jax.Array) -> tuple[jax.Array, Any]:
     others, mask = {"teacher": jnp.asarray(data["teacher"])}, jnp.asarray(data["mask"])
     total, more = head.weighed_sums(project, weights, hidden, others, mask, part, chunk=chunk)
     return 3.0 * total, more  # As a share of a loss would be.
 
   arguments = (jnp.asarray(data["weights"]), jnp.asarray(data["hidden"]))
-  (value, more), gradients = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(*arguments)
-  alone, _ = loss(*arguments)
+  (value, more), gradients = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))(*arguments)
+  alone, _ = jax.jit(loss)(*arguments)
   np.testing.assert_allclose(alone, value, rtol=1e-6)
   return value, more, gradients
 
