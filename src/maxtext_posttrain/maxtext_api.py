@@ -274,6 +274,23 @@ def forward(config: MaxTextConfig, model: nnx.Module, batch: Mapping[str, jax.Ar
   )
 
 
+def pop_attention_outputs(model: nnx.Module) -> jax.Array | None:
+  """Takes what the attention of each layer gave in the last forward pass out of the model.
+
+  Returns:
+    [layers, batch, seq, emb], or None: a model gives them out where `distill_beta` is above 0 and layers are scanned.
+
+  Raises:
+    ConfigError: its layers are of several kinds, and are scanned in blocks.
+  """
+  name = "out_projection_activations"
+  sown = nnx.pop(model, nnx.All(nnx.Intermediate, nnx.PathContains(name))).to_pure_dict()
+  found = maxtext_utils.collect_intermediates_by_suffix(sown, name, ravel=False)
+  if len(found) > 1:
+    raise ConfigError("distill_beta: layers of several kinds, scanned in blocks, give no features; set it to 0")
+  return found[0] if found else None
+
+
 def hidden_states(
   config: MaxTextConfig, model: nnx.Module, batch: Mapping[str, jax.Array], *, is_train: bool
 ) -> jax.Array:

@@ -93,6 +93,12 @@ class Checks:
       yield from self._tokenizer(self._value("tokenizer_path"))
     yield from self._template()
 
+  def teacher_problems(self) -> Iterator[str]:
+    """The problems of a configuration that describes a model whose weights are read."""
+    yield from self.model_problems()
+    if self._value("load_parameters_path"):
+      yield from self._must_exist("load_parameters_path", self._value("load_parameters_path"))
+
   def _value(self, name: str) -> Any:
     return self._resolved.settings[name].value
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,7 +17,8 @@ from maxtext_posttrain.maxtext_api import MaxTextConfig
 from maxtext_posttrain.models.source import ModelSource
 from maxtext_posttrain.tokenizers import Tokenizer, configured_tokenizer
 
-_TRAINING_ONLY = ("load_parameters_path", "load_full_state_path")
+# With distill_beta a model gives out what its attention computes, each time it is called.
+_TRAINING_ONLY = re.compile(r"load_parameters_path|load_full_state_path|distill_\w+")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +60,7 @@ def load_model(
   config = load_model_config([str(source.config), *overrides])
   maxtext_api.quiet_logs(show=config.maxtext_log)
   maxtext_api.use_pretraining_prng()
-  chosen = {key: value for key, value in config.maxtext_overrides().items() if key not in _TRAINING_ONLY}
+  chosen = {key: value for key, value in config.maxtext_overrides().items() if not _TRAINING_ONLY.fullmatch(key)}
   chosen |= {"run_name": chosen.get("run_name") or "model", "enable_checkpointing": False}
   chosen |= {"dataset_type": "synthetic", **(fixed or {})}  # MaxText asks for the files of any other kind.
   maxtext = maxtext_api.build_config(chosen, hidden_environment=config.environment)

@@ -275,10 +275,13 @@ class Session:
         completed_steps=completed,
         stop=stop,
       )
+      frozen = self.frozen.load(_Merged(config, mt), functools.partial(self._start, completed))
+      if not (completed or mt.load_parameters_path or mt.load_full_state_path):
+        self.objective.start(trainer.model, self.frozen.merge(frozen), config, mt)
       trainer.prepare(
         objective=self.objective,
         steps=self.steps,
-        frozen=self.frozen.load(_Merged(config, mt), functools.partial(self._start, completed)),
+        frozen=frozen,
         place=self.place,
         budget=budget,
         groups=group_batches(budget, mt.gradient_accumulation_steps),
