@@ -9,6 +9,7 @@ from maxtext_posttrain.data.pipeline import (
   SftDataset,
   prepare_chats,
   prepare_eval_rows,
+  prepare_preferences,
   prepare_rows,
   prepare_train_rows,
 )
@@ -28,6 +29,7 @@ __all__ = [
   "group_batches",
   "prepare_chats",
   "prepare_eval_rows",
+  "prepare_preferences",
   "prepare_rows",
   "prepare_train_rows",
 ]

@@ -10,11 +10,12 @@ from typing import Any
 
 from maxtext_posttrain.data.batches import PADDING_ROW, Batch, ExampleRows, RowSource, SyntheticRows
 from maxtext_posttrain.data.examples import ConversationTokenizer, load_examples
-from maxtext_posttrain.data.options import DataOptions
+from maxtext_posttrain.data.options import PAIR_COLUMNS, DataOptions
 from maxtext_posttrain.data.packing import one_per_row, pack
+from maxtext_posttrain.data.pairs import HALVES, PairRows, PromptTokenizer, load_pairs, pair_positions, pairs_per_row
 from maxtext_posttrain.data.report import DataReport
 from maxtext_posttrain.data.samples import Sample, render_samples
-from maxtext_posttrain.errors import DataError
+from maxtext_posttrain.errors import ConfigError, DataError
 from maxtext_posttrain.tokenizers import configured_tokenizer
 
 SYNTHETIC_ROWS = 1024
@@ -24,6 +25,7 @@ _ENDLESS_ROWS = 2**52
 """Rows of a data set that repeats without end. Grain's own endless length, 2**63 - 1, overflows in batches of one."""
 
 _SAMPLES = 3
+_SAMPLE_PAIRS = 2
 _PREFETCH_THREADS = 1
 _PREFETCHED_BATCHES = 4
 _STATE_VERSION = 1
@@ -89,6 +91,58 @@ def prepare_chats(config: Any) -> PreparedData:
   return PreparedData(prepare_train_rows(config, tokenizer), prepare_eval_rows(config, tokenizer))
 
 
+def prepare_preferences(config: Any) -> PreparedData:
+  """Loads the tokenizer and prepares both data sets of a run on preference pairs. Imports neither JAX nor MaxText.
+
+  Arguments and errors are those of `prepare_chats`; `dpo.max_prompt_length` is read too.
+  """
+  tokenizer = configured_tokenizer(config)
+  if tokenizer is None:
+    raise ConfigError("dataset_type=synthetic: preference pairs can't be made up; name files or a data set")
+  rows = []
+  for split in ("train", "eval"):
+    options = DataOptions.from_config(config, split, column_rule=PAIR_COLUMNS)
+    wanted = split == "train" or options.configured
+    rows.append(prepare_pair_rows(options, tokenizer, config) if wanted else None)
+  train, evaluation = rows
+  assert train is not None
+  return PreparedData(train, evaluation)
+
+
+def prepare_pair_rows(options: DataOptions, tokenizer: PromptTokenizer, config: Any) -> PreparedRows:
+  """Reads, tokenises and packs the preference pairs that `options` name.
+
+  Args:
+    options: with PAIR_COLUMNS.
+    tokenizer: renders prompts and conversations.
+    config: `dpo.max_prompt_length`, `packing` and `max_segments_per_seq` as attributes.
+
+  Raises:
+    DataError: when the data can't be read, or too few pairs are usable.
+  """
+  _check_pad_id(options, tokenizer)
+  max_prompt_length = config.dpo.max_prompt_length
+  examples, report = load_pairs(options, tokenizer, max_prompt_length)
+  positions = pair_positions(examples)
+  length = options.max_target_length
+  packed = pack(positions, length, pairs_per_row(config)) if options.packing else one_per_row(len(positions))
+  report.rows = len(packed)
+  report.padding_share = 1 - int((examples.lengths - 1).sum()) / (HALVES * len(packed) * length)
+  return PreparedRows(
+    PairRows(examples, packed, length, tokenizer.pad_id),
+    report,
+    num_epoch=options.num_epoch,
+    shuffle_seed=options.seed if options.shuffle else None,
+    samples=render_samples(examples, tokenizer, HALVES * _SAMPLE_PAIRS),
+    identity={
+      "tokenizer": tokenizer.fingerprint,
+      "max_target_length": length,
+      "packing": options.packing,
+      "dpo.max_prompt_length": max_prompt_length,
+    },
+  )
+
+
 def prepare_train_rows(config: Any, tokenizer: ConversationTokenizer | None) -> PreparedRows:
   """Reads, tokenises and packs the training data.
 
@@ -152,13 +206,17 @@ def prepare_rows(options: DataOptions, tokenizer: ConversationTokenizer | None) 
   )
 
 
-def _example_rows(
-  options: DataOptions, tokenizer: ConversationTokenizer
-) -> tuple[RowSource, DataReport, Sequence[Sample]]:
+def _check_pad_id(options: DataOptions, tokenizer: ConversationTokenizer) -> None:
   if not 0 <= tokenizer.pad_id < options.vocab_size:
     raise DataError(
       f"the tokenizer's pad id {tokenizer.pad_id} does not exist in a model with vocab_size={options.vocab_size}"
     )
+
+
+def _example_rows(
+  options: DataOptions, tokenizer: ConversationTokenizer
+) -> tuple[RowSource, DataReport, Sequence[Sample]]:
+  _check_pad_id(options, tokenizer)
   examples, report = load_examples(options, tokenizer)
   positions = examples.lengths - 1
   if options.packing:

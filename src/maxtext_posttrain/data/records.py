@@ -19,7 +19,6 @@ OPTIONAL_COLUMNS = ("tools", "documents")
 BAD_JSON = "not valid JSON"
 
 _SUFFIXES = (".jsonl", ".json", ".parquet")
-_KNOWN_COLUMNS = (("messages",), ("prompt", "completion"), ("question", "answer"))
 _PEEKED_ROWS = 100
 _READ_BATCH = 1024
 
@@ -249,7 +248,7 @@ def _check_columns(rows: list[Row], options: DataOptions) -> None:
   missing = [name for name in options.columns if name not in existing]
   if not missing or not existing:
     return
-  usable = [known for known in _KNOWN_COLUMNS if set(known) <= set(existing)]
+  usable = [known for known in options.column_rule.known if set(known) <= set(existing)]
   names = [str(name) for name in existing]
   hint = f"; set {options.columns_key}={json.dumps(usable[0])}" if usable else f"; set {options.columns_key}"
   raise DataError(
