@@ -4,9 +4,9 @@ It needs torch and TRL 1.16.0, which this project does not: run it in the enviro
 
   .venv-torch/bin/python scripts/make_preference_references.py
 
-DPO's losses come from `DPOTrainer._compute_loss`, on a stand-in for the model that looks the logits up; SimPO's and the
-smoothed sigmoid from `CPOTrainer.cpo_loss`; ORPO's odds ratio from `ORPOTrainer.odds_ratio_loss`. Each value is the mean
-over pairs, each gradient that of the mean with regard to the logits.
+DPO's losses come from `DPOTrainer._compute_loss`, on a stand-in for the model that looks the logits up; SimPO's and
+the smoothed sigmoid from `CPOTrainer.cpo_loss`; ORPO's odds ratio from `ORPOTrainer.odds_ratio_loss`. Each value is the
+mean over pairs, each gradient that of the mean with regard to the logits.
 """
 
 from __future__ import annotations

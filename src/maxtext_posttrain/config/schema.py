@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from maxtext_posttrain.config import preferences
+
 SECRET_KEYS = frozenset({"hf_access_token"})
 """Keys whose values are never shown."""
 
@@ -27,6 +29,7 @@ class OwnKey:
     doc: one line on what it does.
     spec: the JSON schema its values are checked against.
     from_maxtext: MaxText has a key of this name too; values that fit MaxText's own type are passed on.
+    trainer: the one trainer that has it, or None for all.
   """
 
   type: str
@@ -34,6 +37,7 @@ class OwnKey:
   doc: str
   spec: Mapping[str, Any] = field(repr=False)
   from_maxtext: bool = False
+  trainer: str | None = None
 
 
 _STRING_OR_LIST = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}, {"type": "null"}]}
@@ -133,6 +137,28 @@ OUR_KEYS: Mapping[str, OwnKey] = {
     "Peak TFLOP/s of one device, for the model FLOPs utilization, where it is not known from the device's kind.",
     {"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"type": "null"}]},
   ),
+  "dpo.loss_type": OwnKey(
+    " | ".join(f'"{name}"' for name in preferences.LOSS_TYPES),
+    "sigmoid",
+    "With dpo.algo=dpo: DPO's loss, the same of means over tokens, SLiC's, IPO's, or SimPO's, which needs no reference.",
+    {"type": "string", "enum": list(preferences.LOSS_TYPES)},
+    trainer=preferences.TRAINER,
+  ),
+  "dpo.simpo_gamma": OwnKey(
+    "float",
+    0.5,
+    "With dpo.loss_type=simpo: the margin between the two rewards that is aimed at.",
+    {"type": "number", "minimum": 0},
+    trainer=preferences.TRAINER,
+  ),
+  "dpo.reference": OwnKey(
+    " | ".join([*(f'"{name}"' for name in preferences.REFERENCE_KINDS), "null"]),
+    None,
+    "What the policy is compared with: the weights the run starts from as a frozen model, their log-probabilities"
+    " computed once before training, or the base with the adapter off. Left out, the last with LoRA, else the first.",
+    {"anyOf": [{"type": "string", "enum": list(preferences.REFERENCE_KINDS)}, {"type": "null"}]},
+    trainer=preferences.TRAINER,
+  ),
 }
 """Our own keys beside MaxText's, in the order documentation shows them."""
 
@@ -199,7 +225,7 @@ class Schema:
       keys.update((key.name, key) for key in _maxtext_keys(name, spec))
     maxtext_specs = {name: key.spec for name, key in keys.items()}
     for name, own in OUR_KEYS.items():
-      keys[name] = Key(name, own.spec, own.default, own.doc, ours=True)
+      keys[name] = Key(name, own.spec, own.default, own.doc, ours=True, trainer=own.trainer)
     return cls(raw["maxtext_version"], keys, frozenset(groups), maxtext_specs)
 
 

@@ -8,11 +8,13 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from maxtext_posttrain.config.preferences import reference_kind
 from maxtext_posttrain.data.batches import PADDING_ROW, Batch, ExampleRows, RowSource, SyntheticRows
 from maxtext_posttrain.data.examples import ConversationTokenizer, load_examples
 from maxtext_posttrain.data.options import PAIR_COLUMNS, DataOptions
 from maxtext_posttrain.data.packing import one_per_row, pack
 from maxtext_posttrain.data.pairs import HALVES, PairRows, PromptTokenizer, load_pairs, pair_positions, pairs_per_row
+from maxtext_posttrain.data.reference_rows import ReferenceRows
 from maxtext_posttrain.data.report import DataReport
 from maxtext_posttrain.data.samples import Sample, render_samples
 from maxtext_posttrain.errors import ConfigError, DataError
@@ -115,7 +117,7 @@ def prepare_pair_rows(options: DataOptions, tokenizer: PromptTokenizer, config: 
   Args:
     options: with PAIR_COLUMNS.
     tokenizer: renders prompts and conversations.
-    config: `dpo.max_prompt_length`, `packing` and `max_segments_per_seq` as attributes.
+    config: MaxText's key names as attributes; of them `packing`, `max_segments_per_seq` and those below `dpo` are read.
 
   Raises:
     DataError: when the data can't be read, or too few pairs are usable.
@@ -128,8 +130,11 @@ def prepare_pair_rows(options: DataOptions, tokenizer: PromptTokenizer, config: 
   packed = pack(positions, length, pairs_per_row(config)) if options.packing else one_per_row(len(positions))
   report.rows = len(packed)
   report.padding_share = 1 - int((examples.lengths - 1).sum()) / (HALVES * len(packed) * length)
+  source: RowSource = PairRows(examples, packed, length, tokenizer.pad_id)
+  if reference_kind(config) == "precomputed":
+    source = ReferenceRows(source, pairs_per_row(config))
   return PreparedRows(
-    PairRows(examples, packed, length, tokenizer.pad_id),
+    source,
     report,
     num_epoch=options.num_epoch,
     shuffle_seed=options.seed if options.shuffle else None,

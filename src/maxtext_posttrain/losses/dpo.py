@@ -18,18 +18,11 @@ s is the label smoothing. All is float32.
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
-LossName = Literal["sigmoid", "sigmoid_norm", "hinge", "ipo", "simpo", "orpo"]
-
-REFERENCE_FREE: frozenset[str] = frozenset({"simpo", "orpo"})
-"""Losses that need no reference."""
-
-SMOOTHED: frozenset[str] = frozenset({"sigmoid", "sigmoid_norm", "simpo", "orpo"})
-"""Losses that take label smoothing."""
+from maxtext_posttrain.config.preferences import REFERENCE_FREE, LossName
 
 _NORMALISED = frozenset({"sigmoid_norm", "ipo", "simpo", "orpo"})
 _LARGEST_MEAN_LOG_PROB = -1e-7
@@ -41,9 +34,9 @@ class PreferenceSettings:
   """Which loss, with what numbers; the names in brackets are the configuration's.
 
   Attributes:
-    loss: one of `LossName`.
+    loss: which, by the table above.
     beta: strength of the preference, above 0 [dpo.dpo_beta].
-    label_smoothing: share of pairs taken to be labelled the wrong way round, for the losses in SMOOTHED
+    label_smoothing: share of pairs taken to be labelled the wrong way round, for the losses that take it
       [dpo.dpo_label_smoothing].
     gamma: SimPO's target margin between rewards [dpo.simpo_gamma].
     orpo_lambda: weight of ORPO's odds ratio beside the likelihood [dpo.orpo_lambda].

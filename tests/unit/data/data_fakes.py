@@ -73,7 +73,7 @@ def make_config(**changes: Any) -> SimpleNamespace:
     "max_bad_rows": 0.01,
     "vocab_size": VOCAB_SIZE,
     "max_segments_per_seq": -1,
-    "dpo": SimpleNamespace(max_prompt_length=None),
+    "dpo": SimpleNamespace(algo="dpo", loss_type="sigmoid", reference="frozen", max_prompt_length=None),
   }
   return SimpleNamespace(**(values | changes))
 
