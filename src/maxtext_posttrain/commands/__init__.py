@@ -63,6 +63,12 @@ TRAINERS = {
       objective="maxtext_posttrain.trainers.sft:SFT",
       prepare_data="maxtext_posttrain.data:prepare_chats",
     ),
+    Trainer(
+      "dpo",
+      "preference optimisation on pairs: DPO and its variants, SimPO, ORPO",
+      objective="maxtext_posttrain.trainers.dpo:DPO",
+      prepare_data="maxtext_posttrain.data:prepare_preferences",
+    ),
   )
 }
 TOOLS: dict[str, Command] = {

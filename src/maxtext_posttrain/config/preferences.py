@@ -67,7 +67,7 @@ def problems(value: Callable[[str], Any], is_set: Callable[[str], bool], at: Cal
     yield f"{at('dpo.max_prompt_length')}: leaves no room for a completion; must be below max_target_length={length}"
   if value("dataset_type") == "synthetic":
     yield f"{at('dataset_type')}: preference pairs can't be made up; use hf or grain"
-  if not value("sft_train_on_completion_only"):
+  if is_set("sft_train_on_completion_only") and not value("sft_train_on_completion_only"):
     yield f"{at('sft_train_on_completion_only')}: a prompt's tokens never count in a preference; leave this key out"
 
 

@@ -13,8 +13,8 @@ from maxtext_posttrain.config import preferences
 SECRET_KEYS = frozenset({"hf_access_token"})
 """Keys whose values are never shown."""
 
-OWN_MEANING = frozenset({"chat_template"})
-"""MaxText's keys that mean more here than there, so that MaxText is not told their values."""
+OWN_MEANING = frozenset({"chat_template", "use_dpo"})
+"""MaxText's keys that mean more here than there, so that MaxText is not told their values: its DPO packs no pairs."""
 
 _SCHEMA_FILE = "maxtext_schema.json"
 
@@ -140,7 +140,7 @@ OUR_KEYS: Mapping[str, OwnKey] = {
   "dpo.loss_type": OwnKey(
     " | ".join(f'"{name}"' for name in preferences.LOSS_TYPES),
     "sigmoid",
-    "With dpo.algo=dpo: DPO's loss, the same of means over tokens, SLiC's, IPO's, or SimPO's, which needs no reference.",
+    "With dpo.algo=dpo: DPO's loss, the same of means over tokens, SLiC's, IPO's, or SimPO's (no reference).",
     {"type": "string", "enum": list(preferences.LOSS_TYPES)},
     trainer=preferences.TRAINER,
   ),

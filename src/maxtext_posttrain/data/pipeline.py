@@ -244,6 +244,7 @@ class RowDataset:
   Attributes:
     report: what became of the rows read.
     samples: the first few examples as text.
+    source: the rows.
     rows: sequences of one epoch, over all processes.
     batches_per_epoch: batches that hold one epoch.
     total_batches: batches each process gets, or None without end.
@@ -276,7 +277,7 @@ class RowDataset:
     global_batch = batch_size * process_count
     self.batches_per_epoch = math.ceil(self.rows / global_batch)
     self.total_batches = None if num_epoch is None else math.ceil(self.rows * num_epoch / global_batch)
-    self._source = source
+    self.source = source
     self._batch_size = batch_size
     self._process_index = process_index
     self._process_count = process_count
@@ -301,7 +302,7 @@ class RowDataset:
       padding = self.total_batches * self._batch_size * self._process_count - len(order)
       if padding:
         order = grain.MapDataset.concatenate([order, grain.MapDataset.source([PADDING_ROW] * padding)])
-    batches = order.batch(self._batch_size, batch_fn=self._source.assemble)
+    batches = order.batch(self._batch_size, batch_fn=self.source.assemble)
     mine = batches.slice(slice(self._process_index, None, self._process_count))
     read_options = grain.ReadOptions(num_threads=_PREFETCH_THREADS, prefetch_buffer_size=_PREFETCHED_BATCHES)
     return BatchIterator(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,10 @@ from maxtext_posttrain.losses.dpo import (
 from maxtext_posttrain.losses.sft import token_log_probs
 from maxtext_posttrain.maxtext_api import MaxTextConfig
 from maxtext_posttrain.trainers.objective import Batch, BatchSpec, FrozenModel, LossContext, LossOutput, Objective
+from maxtext_posttrain.trainers.reference import precompute
+
+if TYPE_CHECKING:
+  from maxtext_posttrain.trainers.base import Session
 
 REFERENCE = "reference"
 
@@ -82,6 +86,16 @@ class DPO(Objective):
     before = jax.lax.cummax(segments, axis=segments.ndim - 1)
     before = jnp.pad(before, ((0, 0),) * (segments.ndim - 1) + ((1, 0),))[..., :-1]
     return jnp.sum(segments > before)
+
+  def before_training(self, session: Session, completed: int) -> None:
+    """Computes the reference's log-probabilities of all pairs, or reads those that the run computed before."""
+    if reference_kind(session.config) == "precomputed":
+      pairs = pairs_per_row(session.config)
+
+      def sums(model: nnx.Module, batch: Batch) -> jax.Array:
+        return pair_log_probs(model, batch, session.maxtext, pairs).sums
+
+      print(precompute(session, completed, sums), flush=True)
 
   def passes(self, config: Any) -> float:
     """Two rows a pair, and the reference's forward where it is run beside the policy's forward and backward."""

@@ -8,20 +8,96 @@ import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import jax
 import numpy as np
 import numpy.typing as npt
+from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
 
 from maxtext_posttrain.checkpointing.identity import weights_identity
-from maxtext_posttrain.data import Batch
 from maxtext_posttrain.data.batches import PADDING_ROW
 from maxtext_posttrain.data.reference_rows import ReferenceRows
 from maxtext_posttrain.errors import CheckpointError
+from maxtext_posttrain.performance import compiler_options
+from maxtext_posttrain.trainers.frozen import FrozenModels
+from maxtext_posttrain.trainers.objective import Batch, FrozenModel
+
+if TYPE_CHECKING:
+  from maxtext_posttrain.trainers.base import Session
 
 FILE_NAME = "reference_log_probs.npz"
 
 Sums = npt.NDArray[np.float32]
-Compute = Callable[[Iterator[Batch]], Iterator[Sums]]
+RowBatch = dict[str, np.ndarray]
+Compute = Callable[[RowBatch], Sums]
+
+_REFERENCE = "reference"
+
+
+def precompute(session: Session, completed: int, sums: Callable[[nnx.Module, Batch], jax.Array]) -> str:
+  """Fills the `ReferenceRows` of a run's data with what the weights that the run started from make of them.
+
+  Args:
+    session: the run.
+    completed: updates behind it.
+    sums: (model, batch of rows) to float32 [rows, 2, pairs]; traced.
+
+  Returns:
+    A line on what was done.
+
+  Raises:
+    CheckpointError: see `fill_reference`; or the starting weights can't be told or read.
+  """
+  datasets = {"train": session.datasets.train, "evaluation": session.datasets.evaluation}
+  sources = {
+    name: dataset.source
+    for name, dataset in datasets.items()
+    if dataset is not None and isinstance(dataset.source, ReferenceRows)
+  }
+
+  def load() -> Compute:
+    mt, mesh = session.maxtext, session.mesh
+    models = FrozenModels({_REFERENCE: FrozenModel(mt)}, live=mt, pretraining=session.pretraining, mesh=mesh)
+    states = session.load_frozen(models, completed)
+
+    def forward(states: Mapping[str, nnx.State], batch: Batch) -> jax.Array:
+      return sums(models.merge(states)[_REFERENCE], {key: values[0] for key, values in batch.items()})
+
+    # Every process gets all of it: each needs the rows that its batches will have.
+    compiled = jax.jit(
+      forward,
+      out_shardings=NamedSharding(mesh, PartitionSpec()),
+      compiler_options=compiler_options(mesh.devices.flat[0].platform),
+    )
+    share = mt.micro_batch_size_to_train_on // jax.process_count()
+    mine = slice(jax.process_index() * share, (jax.process_index() + 1) * share)
+    return lambda batch: np.asarray(
+      compiled(states, session.place({key: values[None, mine] for key, values in batch.items()}))
+    )
+
+  return fill_reference(
+    sources,
+    file=session.run_directory / FILE_NAME,
+    start=session.starting_weights(completed),
+    model=_describe_model(session),
+    batch_rows=session.maxtext.micro_batch_size_to_train_on,
+    resuming=completed > 0,
+    writes=jax.process_index() == 0,
+    load=load,
+  )
+
+
+def _describe_model(session: Session) -> str:
+  """What beside the weights on disk decides on log-probabilities: shapes, number formats, and fresh weights' seed."""
+  mt = session.maxtext
+  digest = hashlib.blake2b(digest_size=16)
+  leaves = jax.tree_util.tree_leaves_with_path(nnx.filter_state(session.pretraining.state["model"], nnx.Param))
+  for path, leaf in leaves:
+    digest.update(f"{jax.tree_util.keystr(path)} {leaf.shape} {leaf.dtype}\n".encode())
+  names = ("decoder_block", "dtype", "init_weights_seed", "rope_max_timescale", "rope_type")
+  return " ".join([digest.hexdigest(), *(f"{name}={getattr(mt, name)}" for name in names)])
 
 
 def fill_reference(
@@ -46,7 +122,7 @@ def fill_reference(
     resuming: the run has updates behind it: sums of another reference would change its loss midway, so a file with
       such is refused, not replaced.
     writes: this process writes the file.
-    load: loads the reference; returns what makes sums [rows, 2, pairs] of batches.
+    load: loads the reference; returns what makes sums [rows, 2, pairs] of a batch.
 
   Returns:
     A line on what was done.
@@ -69,9 +145,10 @@ def fill_reference(
         " load_parameters_path, or remove the file to go on against the reference they name"
       )
   compute = load()
-  sums = {name: np.concatenate(list(compute(_batches(sources[name], batch_rows)))) for name in names}
+  sums: dict[str, Sums] = {}
   for name in names:
-    sums[name] = sums[name][: len(sources[name])]
+    batches = [compute(batch) for batch in _batches(sources[name], batch_rows)]
+    sums[name] = np.concatenate(batches)[: len(sources[name])]
     sources[name].fill(sums[name])
   if writes:
     _write(file, key, sums)
@@ -86,7 +163,7 @@ def _key(data: Mapping[str, str], start: str | None, model: str) -> str:
   return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def _batches(source: ReferenceRows, batch_rows: int) -> Iterator[Batch]:
+def _batches(source: ReferenceRows, batch_rows: int) -> Iterator[RowBatch]:
   for first in range(0, len(source), batch_rows):
     rows = range(first, first + batch_rows)
     yield source.source.assemble([row if row < len(source) else PADDING_ROW for row in rows])
