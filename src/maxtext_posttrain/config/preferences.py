@@ -49,7 +49,7 @@ def problems(value: Callable[[str], Any], is_set: Callable[[str], bool], at: Cal
   orpo = value("dpo.algo") == "orpo"
   loss = "orpo" if orpo else value("dpo.loss_type")
   of_loss = "dpo.algo=orpo" if orpo else f"dpo.loss_type={loss}"
-  if orpo and is_set("dpo.loss_type"):
+  if orpo and value("dpo.loss_type") != LOSS_TYPES[0]:
     yield f"{at('dpo.loss_type')}: ORPO has a loss of its own; leave this key out, or set dpo.algo=dpo"
   if value("dpo.dpo_beta") <= 0:
     yield f"{at('dpo.dpo_beta')}: must be above 0"
