@@ -8,8 +8,8 @@ REQUIREMENTS := requirements/base.txt requirements/dev.txt requirements/demo.txt
 # A file's tests share their fixtures, so a file stays with one worker.
 PYTEST := $(PYTHON) -m pytest -n $(or $(WORKERS),2) --dist loadfile
 
-.PHONY: help setup quickstart test test-fast lint format torch-env demo-gsm8k demo-smollm2 demo-dpo benchmark-sft benchmark-dpo benchmark-trl \
-  benchmark-checkpoint lock clean
+.PHONY: help setup quickstart test test-fast lint format torch-env demo-gsm8k demo-smollm2 demo-dpo benchmark-sft \
+  benchmark-dpo benchmark-trl benchmark-checkpoint lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | sort | expand -t 16
