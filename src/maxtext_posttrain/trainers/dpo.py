@@ -21,8 +21,8 @@ from maxtext_posttrain.losses.dpo import (
   preference_losses,
   sum_by_segment,
 )
-from maxtext_posttrain.losses.sft import token_log_probs
 from maxtext_posttrain.maxtext_api import MaxTextConfig
+from maxtext_posttrain.trainers import outputs
 from maxtext_posttrain.trainers.objective import Batch, BatchSpec, FrozenModel, LossContext, LossOutput, Objective
 from maxtext_posttrain.trainers.reference import precompute
 
@@ -124,10 +124,7 @@ def pair_log_probs(model: nnx.Module, batch: Batch, config: MaxTextConfig, pairs
     pairs: most pairs of a row.
   """
   rows = {key: batch[key].reshape(-1, batch[key].shape[-1]) for key in BATCH_KEYS}
-  mask = rows["targets_segmentation"] != 0
-  logits = maxtext_api.forward(config, model, rows, is_train=False)
-  # Masked positions must not reach the gradient even where their logits are not finite.
-  log_probs = token_log_probs(jnp.where(mask[..., None], logits, 0.0), jnp.where(mask, rows["targets"], 0))
+  log_probs = outputs.token_outputs(config, model, rows, is_train=False).log_probs
   segments = batch["targets_segmentation"]
   return sum_by_segment(log_probs.reshape(segments.shape), segments, pairs)
 
