@@ -20,7 +20,7 @@ _PAIRS = Path("../shared/data/gsm8k/preferences.jsonl")
 _PARTS = Path("runs/dpo_pairs")
 _MODEL = Path("runs/smollm2")
 _CONFIG = _MODEL / "dpo.yml"
-_HELD_OUT = 96
+_HELD_OUT = 40
 _SHOWN = ("loss", "rewards/accuracies", "rewards/margins", "logps/accuracies", "logps/chosen", "logps/rejected")
 
 

@@ -63,7 +63,7 @@ def find_columns(options: DataOptions) -> tuple[str, ...] | None:
   """
   peeked = list(itertools.islice(_read_source(options), _PEEKED_ROWS))
   existing = {key for row in peeked if isinstance(row.value, dict) for key in row.value}
-  return next((known for known in _KNOWN_COLUMNS if existing.issuperset(known)), None)
+  return next((known for known in options.column_rule.known if existing.issuperset(known)), None)
 
 
 def describe_source(options: DataOptions) -> str:
