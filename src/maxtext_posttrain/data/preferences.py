@@ -109,7 +109,8 @@ def _transcript(text: str, column: str) -> list[Message]:
 
 def _after(prompt: list[Message], completion: list[Message]) -> list[Message]:
   """A completion without the prompt's messages, where it is given as the whole conversation."""
-  return completion[len(prompt) :] if prompt and completion[: len(prompt)] == prompt else completion
+  whole = prompt and len(completion) > len(prompt) and completion[: len(prompt)] == prompt
+  return completion[len(prompt) :] if whole else completion
 
 
 def _split(chosen: list[Message], rejected: list[Message]) -> tuple[list[Message], list[Message], list[Message]]:

@@ -16,7 +16,7 @@ FILL_DPO = [
   *FILL[:3],
   "hf_train_files=configs/data/quickstart_pairs.jsonl",
   "tokenizer_path=maxtext://tokenizers/tokenizer.llama2",
-  "eval_interval=-1",
+  "hf_eval_files=configs/data/quickstart_pairs_eval.jsonl",
 ]
 
 

@@ -50,6 +50,11 @@ def test_a_shared_prompt_of_several_turns():
   assert preference.chosen == [assistant("same start, A")]
 
 
+def test_a_completion_that_repeats_the_prompt_is_a_completion():
+  preference = to_preference({"prompt": [assistant("A")], "chosen": "A", "rejected": "B"}, THREE)
+  assert preference.chosen == [assistant("A")]
+
+
 def test_completions_of_several_messages():
   row = {
     "prompt": "Q",
