@@ -15,6 +15,8 @@ PRETRAINING_MODULE = "maxtext.trainers.pre_train.train"
 _POST_TRAINING_KEYS = frozenset(
   {
     "use_sft",
+    "use_dpo",
+    "dpo",
     "use_tunix_gradient_accumulation",
     "sft_train_on_completion_only",
     "dataset_type",

@@ -69,6 +69,12 @@ TRAINERS = {
       objective="maxtext_posttrain.trainers.distillation:Distillation",
       prepare_data="maxtext_posttrain.data.distillation:prepare_distillation",
     ),
+    Trainer(
+      "dpo",
+      "preference optimisation on pairs: DPO and its variants, SimPO, ORPO",
+      objective="maxtext_posttrain.trainers.dpo:DPO",
+      prepare_data="maxtext_posttrain.data:prepare_preferences",
+    ),
   )
 }
 TOOLS: dict[str, Command] = {

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from maxtext_posttrain.config import preferences
 from maxtext_posttrain.config.layers import SET_KINDS, Kind, Resolved
 from maxtext_posttrain.config.lookup import ASSET_SCHEME, Folders, resolve_asset
 from maxtext_posttrain.config.trainers import SWITCHES, title
@@ -63,6 +64,15 @@ _UNSUPPORTED: Mapping[str, str] = {
 
 _DATASET_TYPES = ("hf", "grain", "synthetic")
 _FILE_FORMATS = ("json", "parquet")
+_CHAT_COLUMNS = (
+  (1, 2),
+  "one column of messages, or two different ones: the user's text and the assistant's",
+)
+_PAIR_COLUMNS = (
+  (2, 3),
+  "three different columns, the prompt's and those of the chosen and the rejected completion, or two, chosen and"
+  " rejected, that both hold the prompt too",
+)
 _VOCABULARY_FILES = (".model", ".tiktoken", ".json")
 
 
@@ -80,6 +90,8 @@ class Checks:
     yield from self._required()
     yield from self._combinations()
     yield from self._trainer_switches()
+    if self._trainer == preferences.TRAINER:
+      yield from preferences.problems(self._value, self._is_set, self._at)
     yield from self._unsupported()
     yield from self._evaluation()
     yield from self._files()
@@ -189,11 +201,9 @@ class Checks:
     columns = self._value(name)
     if self._value("dataset_type") == "synthetic":
       return
-    if not 1 <= len(columns) <= 2 or len(set(columns)) != len(columns):
-      yield (
-        f"{self._at(name)}: must name one column of messages, or two different ones: the user's text and the"
-        " assistant's"
-      )
+    counts, what = _PAIR_COLUMNS if self._trainer == preferences.TRAINER else _CHAT_COLUMNS
+    if len(columns) not in counts or len(set(columns)) != len(columns):
+      yield f"{self._at(name)}: must name {what}"
 
   def _trainer_switches(self) -> Iterator[str]:
     trainer = self._trainer or ""

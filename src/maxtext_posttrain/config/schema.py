@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from maxtext_posttrain.config import preferences
+
 SECRET_KEYS = frozenset({"hf_access_token"})
 """Keys whose values are never shown."""
 
-OWN_MEANING = frozenset({"chat_template"})
-"""MaxText's keys that mean more here than there, so that MaxText is not told their values."""
+OWN_MEANING = frozenset({"chat_template", "use_dpo"})
+"""MaxText's keys that mean more here than there, so that MaxText is not told their values: its DPO packs no pairs."""
 
 _SCHEMA_FILE = "maxtext_schema.json"
 
@@ -170,6 +172,28 @@ OUR_KEYS: Mapping[str, OwnKey] = {
     "The teacher's layers that distill_layer_indices of the student are compared with. Left out, the same numbers.",
     {"anyOf": [{"type": "array", "items": {"type": "integer"}}, {"type": "null"}]},
     trainer="distill",
+  ),
+  "dpo.loss_type": OwnKey(
+    " | ".join(f'"{name}"' for name in preferences.LOSS_TYPES),
+    "sigmoid",
+    "With dpo.algo=dpo: DPO's loss, the same of means over tokens, SLiC's, IPO's, or SimPO's (no reference).",
+    {"type": "string", "enum": list(preferences.LOSS_TYPES)},
+    trainer=preferences.TRAINER,
+  ),
+  "dpo.simpo_gamma": OwnKey(
+    "float",
+    0.5,
+    "With dpo.loss_type=simpo: the margin between the two rewards that is aimed at.",
+    {"type": "number", "minimum": 0},
+    trainer=preferences.TRAINER,
+  ),
+  "dpo.reference": OwnKey(
+    " | ".join([*(f'"{name}"' for name in preferences.REFERENCE_KINDS), "null"]),
+    None,
+    "What the policy is compared with: the weights the run starts from as a frozen model, their log-probabilities"
+    " computed once before training, or the base with the adapter off. Left out, the last with LoRA, else the first.",
+    {"anyOf": [{"type": "string", "enum": list(preferences.REFERENCE_KINDS)}, {"type": "null"}]},
+    trainer=preferences.TRAINER,
   ),
 }
 """Our own keys beside MaxText's, in the order documentation shows them."""

@@ -239,7 +239,7 @@ class Session:
 
   def place(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
     """This process's part of a [micro-batches, batch, ...] batch, as global arrays."""
-    shardings = {key: spec.sharding for key, spec in self.batch_specs["train"].items()}
+    shardings = {key: self.batch_specs["train"][key].sharding for key in batch}
     if jax.process_count() == 1:
       return jax.device_put(dict(batch), shardings)
     return {key: jax.make_array_from_process_local_data(shardings[key], value) for key, value in batch.items()}
@@ -260,6 +260,7 @@ class Session:
         raise CheckpointError(
           f"the checkpoint in {mt.checkpoint_dir} is at step {completed}, beyond steps={mt.steps}; raise steps"
         )
+      self.objective.before_training(self, completed)
       reporter = Reporter(
         self.run_directory,
         total_steps=mt.steps,
@@ -275,7 +276,7 @@ class Session:
         completed_steps=completed,
         stop=stop,
       )
-      frozen = self.frozen.load(_Merged(config, mt), functools.partial(self._start, completed))
+      frozen = self.load_frozen(self.frozen, completed)
       if not (completed or mt.load_parameters_path or mt.load_full_state_path):
         self.objective.start(trainer.model, self.frozen.merge(frozen), config, mt)
       trainer.prepare(
@@ -307,6 +308,7 @@ class Session:
     config, mt = self.config, self.maxtext
     model = self.model
     assert model is not None
+    tflops = maxtext_api.tflops_per_device(mt) * self.objective.passes(config)
     peak = config.get("peak_tflops") or peak_tflops(jax.devices()[0].device_kind)
     trainer = PostTrainer(
       model,
@@ -315,7 +317,7 @@ class Session:
       accumulation_steps=mt.gradient_accumulation_steps,
       nonfinite_policy=config.nonfinite_gradients,
       max_skipped_steps=config.max_skipped_steps,
-      throughput=throughput_metrics(maxtext_api.tflops_per_device(mt) * self.objective.passes(), peak, self.mesh.size),
+      throughput=throughput_metrics(tflops, peak, self.mesh.size),
     )
     batches = self.datasets.train.iterator()
     manager = install(trainer, mt.checkpoint_dir, _Merged(config, mt), target=self.pretraining, data_iterator=batches)
@@ -329,7 +331,11 @@ class Session:
     self._place_state(trainer)
     return trainer, batches, manager
 
-  def _start(self, completed: int) -> str | None:
+  def load_frozen(self, models: FrozenModels, completed: int) -> dict[str, nnx.State]:
+    """Loads the weights of frozen models; `completed` updates lie behind the run."""
+    return models.load(_Merged(self.config, self.maxtext), functools.partial(self.starting_weights, completed))
+
+  def starting_weights(self, completed: int) -> str | None:
     """The weights the run started from, as `load_parameters_path` names them; None for fresh ones.
 
     Raises:

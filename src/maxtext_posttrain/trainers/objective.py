@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,9 @@ from flax import nnx
 
 from maxtext_posttrain.data import BATCH_KEYS, PreparedData
 from maxtext_posttrain.maxtext_api import MaxTextConfig
+
+if TYPE_CHECKING:
+  from maxtext_posttrain.trainers.base import Session
 
 Batch = Mapping[str, jax.Array]
 BatchSpec = Mapping[str, jax.ShapeDtypeStruct]
@@ -117,6 +120,16 @@ class Objective(abc.ABC):
     del loss
     return {}
 
-  def passes(self) -> float:
-    """Model FLOPs of one update, as a multiple of the forward and backward pass over its batch."""
+  def before_training(self, session: Session, completed: int) -> None:
+    """Called once, with the weights restored and before the first batch is asked for; by default does nothing.
+
+    Args:
+      session: the run.
+      completed: updates behind it.
+    """
+    del session, completed
+
+  def passes(self, config: Any) -> float:
+    """Model FLOPs of one update, as a multiple of a forward and backward pass over one sequence for each row."""
+    del config
     return 1.0

@@ -29,12 +29,17 @@ def parameter_count(session: Session) -> int:
   return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
 
 
+def sequences_of_an_update(session: Session) -> int:
+  """Sequences that go through the model in one update; two for each row where rows are of pairs."""
+  return math.prod(session.batch_specs["train"]["inputs"].shape[:-1])
+
+
 def describe(session: Session) -> Iterator[str]:
   """The plan of a run that has been built and not started, line by line."""
   mt, data = session.maxtext, session.datasets.train
   params = nnx.filter_state(session.pretraining.state["model"], nnx.Param)
   parameters = parameter_count(session)
-  sequences = mt.micro_batch_size_to_train_on * mt.gradient_accumulation_steps
+  sequences = sequences_of_an_update(session)
   yield f"run         {session.objective.name} {mt.run_name}: {mt.steps} steps on {session.mesh.size} device(s)"
   yield f"model       {mt.model_name}: {parameters:,} parameters, {mt.num_decoder_layers} layers"
   tokens = sequences * mt.max_target_length

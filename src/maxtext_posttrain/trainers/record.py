@@ -146,7 +146,7 @@ def _facts(session: Session, completed: int) -> dict[str, str]:
   """What the run is made of, in words."""
   mt = session.maxtext
   devices = session.mesh.devices.flatten()
-  sequences = mt.micro_batch_size_to_train_on * mt.gradient_accumulation_steps
+  sequences = plan.sequences_of_an_update(session)
   facts = {
     "Model": mt.model_name,
     "Parameters": f"{plan.parameter_count(session):,}",
