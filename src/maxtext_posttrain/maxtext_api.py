@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -130,6 +131,7 @@ class PretrainingState:
     graphdef: of the `TrainStateNNX`.
     state: abstract state of the `TrainStateNNX`; leaves are `jax.ShapeDtypeStruct` with shardings.
     opt_state: the same optimizer state as `state`'s, with optax's own types.
+    trainable: the kind of parameter the optimizer is over: `nnx.Param`, or `nnx.LoRAParam` where the base is frozen.
   """
 
   create_model: Callable[[], nnx.Module]
@@ -139,6 +141,7 @@ class PretrainingState:
   graphdef: nnx.GraphDef
   state: nnx.State
   opt_state: Any
+  trainable: type[nnx.Param] = nnx.Param
 
 
 def _create_model(config: MaxTextConfig, mesh: Mesh) -> nnx.Module:
@@ -185,11 +188,22 @@ def _set_llama3_rope_factor(model: nnx.Module, config: MaxTextConfig) -> None:
       node.rotary_embedding = scaled
 
 
-def pretraining_state(config: MaxTextConfig, mesh: Mesh) -> PretrainingState:
-  """Builds, abstractly, the train state that real pre-training builds for `config` on `mesh`."""
+def pretraining_state(
+  config: MaxTextConfig,
+  mesh: Mesh,
+  *,
+  create_model: Callable[[], nnx.Module] | None = None,
+  trainable: type[nnx.Param] = nnx.Param,
+) -> PretrainingState:
+  """Builds, abstractly, the train state that real pre-training builds for `config` on `mesh`.
 
-  def create_model() -> nnx.Module:
-    return _create_model(config, mesh)
+  Args:
+    config: MaxText's configuration.
+    mesh: the devices.
+    create_model: makes the model in place of pre-training's, as one with an adapter.
+    trainable: the kind of parameter the optimizer is over.
+  """
+  create_model = create_model or functools.partial(_create_model, config, mesh)
 
   # Not under `jax.set_mesh`: with a mesh set, Flax asks masked optimizer entries, which have none, for their shape.
   with logical_axis_rules(config.logical_axis_rules):
@@ -200,7 +214,7 @@ def pretraining_state(config: MaxTextConfig, mesh: Mesh) -> PretrainingState:
 
     def create_train_state() -> nnx.Module:
       model = create_model()
-      return TrainStateNNX(model, nnx.Optimizer(model, tx, wrt=nnx.Param))
+      return TrainStateNNX(model, nnx.Optimizer(model, tx, wrt=trainable))
 
     graphdef, state = nnx.split(nnx.eval_shape(create_train_state))
     shardings = sharding.nnx_construct_named_sharding(state, mesh)
@@ -216,6 +230,7 @@ def pretraining_state(config: MaxTextConfig, mesh: Mesh) -> PretrainingState:
     graphdef=graphdef,
     state=state,
     opt_state=nnx.as_pure(abstract.optimizer.opt_state),
+    trainable=trainable,
   )
 
 
