@@ -33,6 +33,7 @@ TRAINERS = {"sft": Command("supervised fine-tuning on chat data", "sft")}
 TOOLS: dict[str, Command] = {
   "import": Command("HuggingFace or GGUF weights into MaxText's items", "import_model"),
   "export": Command("MaxText's items as a HuggingFace folder", "export_model"),
+  "merge": Command("a LoRA adapter and its base into full weights", "merge_adapter"),
   "generate": Command("completions of prompts by a model, or a chat with it", "generate"),
   "eval": Command("loss and generated answers of a model on data", "evaluate"),
   "inspect": Command("what a checkpoint is, and whether pre-training can go on from it", "inspect_checkpoint"),
