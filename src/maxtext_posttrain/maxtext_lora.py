@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -249,15 +248,3 @@ def quantised(kernel: Any, inputs: int, qtype: str, tile_size: int | None) -> ja
   channelwise = [axis for axis in range(inputs, kernel.ndim) if axis not in tiled]
   array = qwix.quantize(kernel, qtype, channelwise_axes=channelwise, tiled_axes=tiled)
   return qwix.dequantize(array).astype(kernel.dtype)
-
-
-def adapter_metadata(config: MaxTextConfig) -> Mapping[str, Any]:
-  """What a checkpoint says of the adapter it holds, under MaxText's names."""
-  lora = config.lora
-  return {
-    "lora_rank": lora.lora_rank,
-    "lora_alpha": lora.lora_alpha,
-    "lora_module_path": module_path(config),
-    "lora_weight_qtype": lora.lora_weight_qtype,
-    "lora_tile_size": lora.lora_tile_size,
-  }
