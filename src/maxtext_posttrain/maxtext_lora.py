@@ -24,7 +24,7 @@ import qwix
 import yaml
 from flax import nnx
 from flax.core.spmd import logical_axis_rules
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 from maxtext.configs import pyconfig
 from maxtext.utils import lora_utils
 
@@ -88,8 +88,10 @@ def check_supported(config: MaxTextConfig) -> None:
       f" {', '.join(FAMILIES)}"
     )
   for key in _NOT_ADAPTED:
-    if getattr(config, key, False):
-      raise ConfigError(f"lora.enable_lora: {key}={getattr(config, key)} does not go with adapters; leave it out")
+    value = getattr(config, key, False)
+    if value:
+      shown = getattr(value, "value", value)
+      raise ConfigError(f"lora.enable_lora: {key}={shown} does not go with adapters; leave it out")
   tile = config.lora.lora_tile_size
   if config.lora.lora_weight_qtype is None and tile:
     raise ConfigError(f"lora.lora_tile_size={tile}: sizes the blocks of a quantised base; set lora.lora_weight_qtype")
@@ -143,7 +145,9 @@ def _describe(config: MaxTextConfig) -> str:
 def _check_adapters(chosen: str, model: nnx.Module, result: nnx.Module, scan_axis: int) -> None:
   adapters = _shapes(result, nnx.LoRAParam)
   weights = _shapes(model, nnx.Param)
-  dense = sorted({"/".join(map(str, path[:-1])) for path, shape in weights.items() if path[-1] == KERNEL and len(shape) > 1})
+  dense = sorted(
+    {"/".join(map(str, path[:-1])) for path, shape in weights.items() if path[-1] == KERNEL and len(shape) > 1}
+  )
   listed = ", ".join(dense[:_LISTED]) + (f" and {len(dense) - _LISTED} more" if len(dense) > _LISTED else "")
   if not adapters:
     raise ConfigError(f"lora.lora_module_path={chosen}: matches no module with a kernel; there are {listed}")
@@ -210,7 +214,9 @@ def lora_states(config: MaxTextConfig, mesh: Mesh) -> LoraStates:
   def create_model() -> nnx.Module:
     return adapted(config, mesh, base.create_model())
 
-  return LoraStates(base, maxtext_api.pretraining_state(config, mesh, create_model=create_model, trainable=nnx.LoRAParam))
+  return LoraStates(
+    base, maxtext_api.pretraining_state(config, mesh, create_model=create_model, trainable=nnx.LoRAParam)
+  )
 
 
 def adapt(config: MaxTextConfig, mesh: Mesh, states: LoraStates, base: nnx.Module) -> nnx.Module:

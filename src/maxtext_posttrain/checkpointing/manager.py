@@ -362,7 +362,7 @@ class MaxTextLayoutCheckpointManager(tunix_checkpoint_manager.CheckpointManager)
     return metadata
 
   def _check_adapter(self, stored: StoredCheckpoint) -> None:
-    """Refuses full weights where an adapter is trained, an adapter where none is, and another one's or another base's."""
+    """Refuses full weights where an adapter is trained, an adapter where none is, and another adapter or base."""
     where = str(stored.root)
     if self._adapter is None:
       refuse_adapter(stored.custom_metadata, where)

@@ -225,7 +225,7 @@ class Checks:
   def _lora(self) -> Iterator[str]:
     if not self._value("lora.enable_lora"):
       for name in _LORA_KEYS:
-        if self._value(name) and self._is_set(name):
+        if self._value(name) and self._is_set(name) and not self._is_set("lora.enable_lora"):
           yield f"{self._at(name)}: has no effect without lora.enable_lora=true"
       return
     for name, usual in (("lora.lora_rank", 16), ("lora.lora_alpha", 32)):
@@ -245,8 +245,8 @@ class Checks:
       yield f"{self._at('lora.lora_tile_size')}: sizes the blocks of a quantised base; set lora.lora_weight_qtype too"
     if self._value("load_full_state_path"):
       yield (
-        f"{self._at('load_full_state_path')}: with lora.enable_lora=true the base is named with load_parameters_path, an"
-        " adapter to begin with by lora.lora_restore_path"
+        f"{self._at('load_full_state_path')}: with lora.enable_lora=true the base is named with load_parameters_path,"
+        " an adapter to begin with by lora.lora_restore_path"
       )
     elif not self._value("load_parameters_path") and not self._value("lora_fresh_base"):
       yield (
@@ -258,7 +258,9 @@ class Checks:
     if self._value("opt_type") == "muon":
       yield f"{self._at('opt_type')}: Muon is for full weight matrices, not for an adapter's; use adamw"
     if self._value("lora_input_adapters_path"):
-      yield f"{self._at('lora_input_adapters_path')}: is for serving; an adapter to begin with is lora.lora_restore_path"
+      yield (
+        f"{self._at('lora_input_adapters_path')}: is for serving; an adapter to begin with is lora.lora_restore_path"
+      )
 
   def _evaluation(self) -> Iterator[str]:
     kind = self._value("dataset_type")

@@ -1,9 +1,9 @@
 """An adapter as HuggingFace's PEFT reads it: `adapter_config.json` and `adapter_model.safetensors`.
 
-PEFT computes W + (lora_alpha / r) B A for a linear layer W [out, in], with A [r, in] and B [out, r]. MaxText's kernel is
-that W transposed and shaped, with the query's scale inside for some families and the rotary pairs in another order for
-`rope_type: llama3.1`; A's inputs are never touched by these, so A is MaxText's transposed, and B goes the way of the
-kernel (`models.weights.to_huggingface`) with the rank in the place of the inputs.
+PEFT computes W + (lora_alpha / r) B A for a linear layer W [out, in], with A [r, in] and B [out, r]. MaxText's kernel
+is that W transposed and shaped, with the query's scale inside for some families and the rotary pairs in another order
+for `rope_type: llama3.1`; A's inputs are never touched by these, so A is MaxText's transposed, and B goes the way of
+the kernel (`models.weights.to_huggingface`) with the rank in the place of the inputs.
 """
 
 from __future__ import annotations

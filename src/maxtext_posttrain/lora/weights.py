@@ -93,8 +93,9 @@ def read_adapter(items: str, base: str | None, draw_base: Callable[[], Parameter
       f" {found}, the adapter's base had {record.fingerprint}; name the right one: --base PATH, or load_parameters_path=PATH"
     )
   for path, a, b in adapted_kernels(adapter):
-    shape = weights[path].shape if path in weights else None
-    problem = "the base has none" if shape is None else misfit(shape, a.shape, b.shape, stacked_axis(path, record.scan_axis))
+    problem = "the base has none"
+    if path in weights:
+      problem = misfit(weights[path].shape, a.shape, b.shape, stacked_axis(path, record.scan_axis))
     if problem is not None:
       raise CheckpointError(f"adapter {items}: {'/'.join(path)}: {problem}")
   return AdapterCheckpoint(items, record, adapter, weights, scan_layers)
@@ -111,10 +112,9 @@ def _requantised(kernel: np.ndarray, a: np.ndarray, axis: int | None, record: Ad
   assert record.weight_qtype is not None
   held = _cast(kernel, record.weight_dtype)
   layers = [held] if axis is None else list(np.moveaxis(held, axis, 0))
-  inputs = number_of_inputs(layers[0].shape, a.shape[0] if axis is None else np.moveaxis(a, axis, 0).shape[1])
+  rows = a.shape[0] if axis is None else np.moveaxis(a, axis, 0).shape[1]
+  inputs = number_of_inputs(layers[0].shape, rows)
   assert inputs is not None
   done: list[Any] = [np.asarray(quantised(layer, inputs, record.weight_qtype, record.tile_size)) for layer in layers]
   array = done[0] if axis is None else np.moveaxis(np.stack(done), 0, axis)
   return array.astype(np.float32)
-
-
