@@ -77,7 +77,8 @@ def read_adapter(items: str, base: str | None, draw_base: Callable[[], Parameter
       weights, base_scanned = read_parameters(where)
     except CheckpointError as error:
       raise CheckpointError(
-        f"the base of adapter {items} can't be read: {error}; say where it lies now: --base PATH, or load_parameters_path=PATH"
+        f"the base of adapter {items} can't be read: {error}; say where it lies now: --base PATH, or"
+        " load_parameters_path=PATH"
       ) from error
     if base_scanned != scan_layers:
       raise CheckpointError(f"the base {where} has scan_layers={base_scanned}, adapter {items} {scan_layers}")
@@ -90,7 +91,8 @@ def read_adapter(items: str, base: str | None, draw_base: Callable[[], Parameter
   if found != record.fingerprint:
     raise CheckpointError(
       f"the base {where or 'drawn from the seed'} is not the one adapter {items} was trained over: its fingerprint is"
-      f" {found}, the adapter's base had {record.fingerprint}; name the right one: --base PATH, or load_parameters_path=PATH"
+      f" {found}, the adapter's base had {record.fingerprint}; name the right one: --base PATH, or"
+      " load_parameters_path=PATH"
     )
   for path, a, b in adapted_kernels(adapter):
     problem = "the base has none"
