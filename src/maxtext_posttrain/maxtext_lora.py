@@ -30,7 +30,7 @@ from maxtext.utils import lora_utils
 
 from maxtext_posttrain import maxtext_api
 from maxtext_posttrain.errors import ConfigError
-from maxtext_posttrain.lora.kernels import KERNEL, LORA_A, LORA_B, adapted_kernels, misfit, stacked_axis
+from maxtext_posttrain.lora.kernels import KERNEL, LORA_A, LORA_B, adapted_kernels, merged_kernel, misfit, stacked_axis
 from maxtext_posttrain.maxtext_api import MaxTextConfig, PretrainingState
 
 FAMILIES = ("llama2", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma", "gemma2", "gemma3", "olmo3")
@@ -182,6 +182,33 @@ def without_adapter(config: MaxTextConfig, model: nnx.Module) -> nnx.Module:
     return plain
   provider = qwix.PtqProvider([qwix.QuantizationRule(**_rule(config))])
   return qwix.quantize_model(plain, provider, skip_nnx_init=True, **_call_arguments(config_mesh(model)))
+
+
+def merged_state(config: MaxTextConfig, base: nnx.State, model: nnx.Module) -> nnx.State:
+  """The weights of the live model with its adapter folded in, as the base model's state; traceable.
+
+  For engines that know no adapters: a rollout's, updated after each step. Under QLoRA, W is the quantised one.
+
+  Args:
+    config: of the run.
+    base: state of the base model's `nnx.Param`s, abstract or not; for its structure.
+    model: adapted.
+  """
+  weights = {tuple(path): leaf.get_value() for path, leaf in nnx.to_flat_state(nnx.state(model, nnx.Param))}
+  for path, module in nnx.iter_modules(model):
+    kernel = getattr(module, KERNEL, None)
+    if kernel is not None and not isinstance(kernel, nnx.Variable):
+      array = jax.tree.map(
+        lambda leaf: leaf.get_value(), kernel.array, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)
+      )
+      weights[(*path, KERNEL)] = qwix.dequantize(array)
+  scale = config.lora.lora_alpha / config.lora.lora_rank
+  for path, a, b in adapted_kernels(dict(weights)):
+    weights[path] = merged_kernel(weights[path], a, b, scale=scale, axis=stacked_axis(path, config.param_scan_axis))
+  flat = [
+    (path, leaf.replace(weights[tuple(path)].astype(leaf.get_value().dtype))) for path, leaf in nnx.to_flat_state(base)
+  ]
+  return nnx.from_flat_state(flat)
 
 
 def config_mesh(model: nnx.Module) -> Mesh:

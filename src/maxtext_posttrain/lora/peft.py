@@ -151,7 +151,7 @@ def peft_config(
     "fan_in_fan_out": False,
     "inference_mode": True,
     "init_lora_weights": True,
-    "lora_alpha": record.alpha,
+    "lora_alpha": int(record.alpha) if float(record.alpha).is_integer() else record.alpha,
     "lora_dropout": 0.0,
     "modules_to_save": None,
     "peft_type": "LORA",

@@ -90,6 +90,21 @@ def test_merged_weights_compute_the_same(adapted: Adapted) -> None:
   np.testing.assert_allclose(computed, lora.logits(adapted.config, adapted.mesh, adapted.model), rtol=0, atol=1e-5)
 
 
+def merged_in_memory(adapted: Adapted) -> np.ndarray:
+  """Logits of the base model with the live model's adapter folded in."""
+  base = maxtext_api.init_model(adapted.plain, maxtext_api.pretraining_state(adapted.plain, adapted.mesh), adapted.mesh)
+  graphdef, state = nnx.split(adapted.model)
+  wanted = nnx.state(base, nnx.Param)
+  merge = jax.jit(lambda state: maxtext_lora.merged_state(adapted.config, wanted, nnx.merge(graphdef, state)))
+  nnx.update(base, merge(state))
+  return lora.logits(adapted.plain, adapted.mesh, base)
+
+
+def test_the_live_model_can_be_merged_for_an_engine(adapted: Adapted) -> None:
+  want = lora.logits(adapted.config, adapted.mesh, adapted.model)
+  np.testing.assert_allclose(merged_in_memory(adapted), want, rtol=0, atol=1e-5)
+
+
 def test_gradients_follow_from_those_of_the_merged_weights(adapted: Adapted) -> None:
   """dL/dA = s · dL/dW Bᵀ and dL/dB = s · Aᵀ dL/dW, with dL/dW of the merged model; and numerically."""
   config, mesh, scale = adapted.config, adapted.mesh, lora.ALPHA / lora.RANK
@@ -148,6 +163,8 @@ def test_a_quantised_base_with_its_adapter_off(tmp_path: Path) -> None:
   off = lora.logits(config, adapted.mesh, adapted.model, lambda model: maxtext_lora.without_adapter(config, model))
   np.testing.assert_array_equal(off, adapted.fresh_logits)
   assert 0 < np.abs(off - adapted.base_logits).max() < 3.0
+  want = lora.logits(config, adapted.mesh, adapted.model)
+  np.testing.assert_allclose(merged_in_memory(adapted), want, rtol=0, atol=1e-4)
 
 
 def test_the_computation_in_bfloat16_stays_in_bfloat16(tmp_path: Path) -> None:
