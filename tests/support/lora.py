@@ -50,7 +50,7 @@ def arguments(base: Path, output: Path, run_name: str, *extra: str) -> list[str]
   return [str(config), f"base_output_directory={output}", f"run_name={run_name}", *LORA, *extra]
 
 
-def batch(vocab: int = 128, rows: int = 2) -> dict[str, jax.Array]:
+def random_batch(vocab: int = 128, rows: int = 2) -> dict[str, jax.Array]:
   tokens = jnp.asarray(np.random.default_rng(0).integers(0, vocab, (rows, LENGTH)), jnp.int32)
   ones = jnp.ones_like(tokens)
   positions = jnp.broadcast_to(jnp.arange(LENGTH), tokens.shape)
@@ -64,13 +64,15 @@ def batch(vocab: int = 128, rows: int = 2) -> dict[str, jax.Array]:
   }
 
 
-def logits(config: Any, mesh: Any, model: nnx.Module, change: Any = lambda model: model) -> np.ndarray:
-  """Logits of `batch`, by a model or what `change` makes of it inside the trace."""
+def logits(
+  config: Any, mesh: Any, model: nnx.Module, change: Any = lambda model: model, *, batch: Any = None
+) -> np.ndarray:
+  """Logits of a batch, by a model or what `change` makes of it inside the trace."""
   graphdef, state = nnx.split(model)
 
   @jax.jit
-  def compute(state: nnx.State) -> jax.Array:
-    return maxtext_api.forward(config, change(nnx.merge(graphdef, state)), batch(config.vocab_size), is_train=False)
+  def compute(state: nnx.State, batch: Any) -> jax.Array:
+    return maxtext_api.forward(config, change(nnx.merge(graphdef, state)), batch, is_train=False)
 
   with maxtext_api.mesh_context(config, mesh):
-    return np.asarray(compute(state))
+    return np.asarray(compute(state, batch or random_batch(config.vocab_size)))

@@ -76,7 +76,7 @@ CASES = [
   cli_arg(
     "twice, nested",
     "lora.lora_rank is given twice with different values (8 and 4); keep one",
-    "lora={lora_rank: 8}",
+    "lora={lora_rank: 8, enable_lora: false}",
     "lora.lora_rank=4",
   ),
   cli_arg(

@@ -108,7 +108,7 @@ def test_the_live_model_can_be_merged_for_an_engine(adapted: Adapted) -> None:
 def test_gradients_follow_from_those_of_the_merged_weights(adapted: Adapted) -> None:
   """dL/dA = s · dL/dW Bᵀ and dL/dB = s · Aᵀ dL/dW, with dL/dW of the merged model; and numerically."""
   config, mesh, scale = adapted.config, adapted.mesh, lora.ALPHA / lora.RANK
-  batch = lora.batch(config.vocab_size)
+  batch = lora.random_batch(config.vocab_size)
   weights = jax.random.normal(jax.random.key(2), adapted.base_logits.shape)
 
   def loss_of(config: Any, model: nnx.Module, kind: Any) -> tuple[Any, nnx.State]:
