@@ -8,8 +8,8 @@ REQUIREMENTS := requirements/base.txt requirements/dev.txt requirements/demo.txt
 # A file's tests share their fixtures, so a file stays with one worker.
 PYTEST := $(PYTHON) -m pytest -n $(or $(WORKERS),2) --dist loadfile
 
-.PHONY: help setup quickstart test test-fast lint format torch-env demo-gsm8k demo-smollm2 benchmark-sft benchmark-trl \
-  benchmark-checkpoint lock clean
+.PHONY: help setup quickstart test test-fast lint format torch-env demo-gsm8k demo-smollm2 demo-distill benchmark-sft \
+  benchmark-trl benchmark-distill benchmark-checkpoint benchmark-generate lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | sort | expand -t 16
@@ -54,14 +54,24 @@ demo-smollm2: $(STAMP) $(TORCH_STAMP) ## import SmolLM2, SFT on GSM8K, export to
 	rm -rf runs/smollm2 runs/sft_smollm2 runs/sft_smollm2-hf
 	$(PYTHON) scripts/demo_smollm2.py
 
+demo-distill: $(STAMP) ## half of SmolLM2's layers learn what all of them say about GSM8K, KL on held-out problems
+	rm -rf runs/smollm2-teacher runs/distill_smollm2
+	$(PYTHON) scripts/demo_distill.py
+
 benchmark-sft: $(STAMP) ## our SFT step against MaxText's own, five pairs
 	$(PYTHON) benchmarks/sft_step.py
 
 benchmark-trl: $(STAMP) $(TORCH_STAMP) ## our SFT step against TRL's SFTTrainer at SmolLM2's shape, three pairs
 	$(PYTHON) benchmarks/sft_step.py --rivals trl --model smollm2-shape --pairs 3
 
+benchmark-distill: $(STAMP) $(TORCH_STAMP) ## our distillation step against TRL's GKDTrainer, three pairs
+	$(PYTHON) benchmarks/distillation_step.py
+
 benchmark-checkpoint: $(STAMP) ## our saves and restores against Orbax alone and MaxText's own, three rounds
 	$(PYTHON) benchmarks/checkpoint.py
+
+benchmark-generate: $(STAMP) $(TORCH_STAMP) ## generation here against Tunix's sampler and transformers' generate, seven rounds
+	$(PYTHON) benchmarks/generate.py
 
 lock: $(STAMP) ## pin the newest versions that pyproject.toml and requirements/*.in allow
 	bash scripts/lock.sh

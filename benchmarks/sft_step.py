@@ -20,23 +20,18 @@ import platform
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
-from _common import write_chats, write_tokenizer
+from _bench import BENCHMARKS, REPOSITORY, Bench, Side, measured_peak_tflops, probed
 from _runs import FIRST_TIMED_STEP, Hardware, Run, report
 from _shapes import SHAPES, model_tflops
 
-_REPOSITORY = Path(__file__).resolve().parents[1]
-_BENCHMARKS = Path(__file__).parent
-_DATA = _REPOSITORY.parent / "shared" / "data" / "gsm8k" / "train.jsonl"
-_TORCH_PYTHON = _REPOSITORY / ".venv-torch" / "bin" / "python"
+_DATA = REPOSITORY.parent / "shared" / "data" / "gsm8k" / "train.jsonl"
+_TORCH_PYTHON = REPOSITORY / ".venv-torch" / "bin" / "python"
 _PACKAGES = ("maxtext", "google-tunix", "jax", "flax", "optax", "transformers", "datasets", "grain")
 _TORCH_PACKAGES = ("torch", "trl", "transformers", "accelerate")
 _RIVALS = ("maxtext", "trl")
-_LOG_TAIL = 30
 
 _RUN_KEYS = {
   "run_name": "benchmark",
@@ -59,26 +54,11 @@ _RUN_KEYS = {
 }
 
 
-@dataclass(frozen=True)
-class Side:
-  """A contender.
-
-  Attributes:
-    name: in the tables.
-    script: run as `interpreter script RESULT.json *arguments key=value ...`; writes what `_probe.py` writes.
-  """
-
-  name: str
-  interpreter: Path
-  script: Path
-  arguments: tuple[str, ...] = ()
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
   options = _parse(arguments)
   if not options.data.is_file():
     sys.exit(f"{options.data}: no such file; --data names question/answer rows as JSONL")
-  ours = _probed("ours", "train_sft", _REPOSITORY / "configs" / "sft.yml")
+  ours = probed("ours", "train_sft", REPOSITORY / "configs" / "sft.yml")
   rivals = [_rival(name, options.torch_python) for name in options.rivals]
   _print_machine(options)
   keys = _keys(options)
@@ -92,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for number in range(1, options.pairs + 1):
       order = (ours, *rivals) if number % 2 else (*rivals, ours)
       rounds.append({side: bench.run(side, f"pair {number} of {options.pairs}") for side in order})
-      peaks.append(_peak_tflops())
+      peaks.append(measured_peak_tflops())
   hardware = Hardware(model_tflops(keys), max(peaks))
   print(
     f"\npeak      {hardware.peak_tflops:.4f} TFLOP/s, the best square float32 matrix product in JAX;"
@@ -141,17 +121,12 @@ def _keys(options: argparse.Namespace) -> dict[str, str]:
   return {**SHAPES[options.model], **_RUN_KEYS, **sizes, **dict(key.split("=", 1) for key in options.keys)}
 
 
-def _probed(name: str, module: str, config: Path) -> Side:
-  """A trainer on Tunix's loop: what `python -m module config` runs, observed."""
-  return Side(name, Path(sys.executable), _BENCHMARKS / "_probe.py", (module, str(config)))
-
-
 def _rival(name: str, torch_python: Path) -> Side:
   if name == "maxtext":
-    return _probed("MaxText", "maxtext.trainers.post_train.sft.train_sft", _maxtext_config())
+    return probed("MaxText", "maxtext.trainers.post_train.sft.train_sft", _maxtext_config())
   if not torch_python.is_file():
     sys.exit(f"{torch_python}: no such interpreter; make torch-env makes one with TRL, --torch-python names another")
-  return Side("TRL", torch_python.absolute(), _BENCHMARKS / "_trl_side.py")
+  return Side("TRL", torch_python.absolute(), BENCHMARKS / "_trl_side.py")
 
 
 def _maxtext_config() -> Path:
@@ -170,58 +145,6 @@ def _print_machine(options: argparse.Namespace) -> None:
     code = f"import importlib.metadata as m; print(', '.join(f'{{p}} {{m.version(p)}}' for p in {_TORCH_PACKAGES}))"
     print(f"TRL's     {subprocess.check_output([options.torch_python, '-c', code], text=True).strip()}")
   print(f"cache     JAX compilation cache {cache}", flush=True)
-
-
-def _peak_tflops() -> float:
-  return float(subprocess.check_output([sys.executable, _BENCHMARKS / "_peak.py"], text=True))
-
-
-class Bench:
-  """Runs a side in a fresh process; holds the data and the tokenizer that all read."""
-
-  def __init__(self, folder: Path, questions: Path, keys: Mapping[str, str], *, warm_cache: bool):
-    self._folder = folder
-    self._keys = keys
-    self._warm_cache = warm_cache
-    self._runs = 0
-    self._chats = folder / "train.jsonl"
-    self._tokenizer = folder / "tokenizer"
-    write_chats(questions, self._chats)
-    write_tokenizer(questions, self._tokenizer)
-
-  def run(self, side: Side, title: str) -> Run:
-    """One process of `side`, from its start to its end.
-
-    Raises:
-      SystemExit: the process failed, or made fewer updates than it was asked for.
-    """
-    self._runs += 1
-    folder = self._folder / f"run-{self._runs}-{side.name}"
-    folder.mkdir()
-    cache = self._folder / f"cache-{side.name}" if self._warm_cache else folder / "cache"
-    keys = {
-      "base_output_directory": str(folder / "output"),
-      "jax_cache_dir": str(cache),
-      "hf_train_files": str(self._chats),
-      "tokenizer_path": str(self._tokenizer),
-      **self._keys,
-    }
-    result_file, log_file = folder / "result.json", folder / "log"
-    arguments = [*side.arguments, *(f"{key}={value}" for key, value in keys.items())]
-    command = [str(side.interpreter), str(side.script), str(result_file), *arguments]
-    environment = {**os.environ, "HF_HOME": str(folder / "hf"), "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-    with log_file.open("wb") as log:
-      started = time.monotonic()
-      code = subprocess.run(command, cwd=folder, env=environment, stdout=log, stderr=log, check=False).returncode
-    result = json.loads(result_file.read_text(encoding="utf-8")) if result_file.is_file() else {"completed": []}
-    steps = len(result["completed"])
-    if code or steps != int(keys["steps"]):
-      tail = "\n".join(log_file.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_TAIL:])
-      sys.exit(f"{tail}\n{side.name}: exit code {code} after {steps} of {keys['steps']} steps")
-    run = Run.of(result, started)
-    times = f"first step after {run.first_step_seconds:.2f} s, then {1e3 * run.step_seconds:.1f} ms a step"
-    print(f"{title}: {side.name:<8} {times}", flush=True)
-    return run
 
 
 if __name__ == "__main__":

@@ -32,9 +32,10 @@ _POST_TRAINING_KEYS = frozenset(
     "load_parameters_path",
     "load_full_state_path",
     "lora",
+    "offline_data_dir",
   }
 )
-_POST_TRAINING_PREFIXES = ("hf_", "grain_", "chat_template", "formatting_", "data_shuffle_", "enable_data_")
+_POST_TRAINING_PREFIXES = ("hf_", "grain_", "distill_", "chat_template", "formatting_", "data_shuffle_", "enable_data_")
 
 
 def pretraining_arguments(

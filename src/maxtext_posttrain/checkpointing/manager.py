@@ -19,12 +19,7 @@ from tunix.sft import checkpoint_manager as tunix_checkpoint_manager
 from maxtext_posttrain import maxtext_api
 from maxtext_posttrain.checkpointing import layout, optimizer_layout, reader
 from maxtext_posttrain.checkpointing.data_position import DATA_POSITION, DataPosition, PositionedIterator
-from maxtext_posttrain.checkpointing.metadata import (
-  DamagedCheckpointError,
-  StoredCheckpoint,
-  describe_checkpoint,
-  reason,
-)
+from maxtext_posttrain.checkpointing.metadata import DamagedCheckpointError, describe_checkpoint, reason, step_root
 from maxtext_posttrain.checkpointing.paths import ADAPTER_CHILD
 from maxtext_posttrain.checkpointing.storage import StorageOptions
 from maxtext_posttrain.errors import CheckpointError
@@ -257,13 +252,24 @@ class MaxTextLayoutCheckpointManager(tunix_checkpoint_manager.CheckpointManager)
   ) -> tuple[int, dict[str, Any]]:
     """Restores in place from any step's folder, in MaxText's layout or Tunix's; see `maybe_restore`."""
     start = time.perf_counter()
-    stored = describe_checkpoint(path)
-    self._check_adapter(stored)
+    root = step_root(path)
     live, plan, target = self._plan(model, optimizer)
-    restored = reader.read_train_state(
-      stored, target.state, target.opt_state, self._storage.context, with_optimizer=optimizer is not None
-    )
-    kept: Mapping[str, Any] = stored.custom_metadata.get(_WRAPPERS_KEY, {})
+    restored = None
+    if optimizer is not None:
+      restored = reader.read_fitting_train_state(root, target.state, self._storage.context)
+    if restored is not None:
+      self._check_adapter(root, restored.custom_metadata)
+    else:
+      stored = describe_checkpoint(root)
+      self._check_adapter(root, stored.custom_metadata)
+      restored = reader.read_train_state(
+        stored,
+        target.state,
+        target.opt_state,
+        self._storage.context,
+        with_optimizer=optimizer is not None,
+      )
+    kept: Mapping[str, Any] = restored.custom_metadata.get(_WRAPPERS_KEY, {})
     state = layout.from_pretraining(
       plan, restored.leaves, live, kept, micro_steps_per_update=self._micro_steps_per_update
     )
@@ -271,9 +277,9 @@ class MaxTextLayoutCheckpointManager(tunix_checkpoint_manager.CheckpointManager)
     if optimizer is not None:
       nnx.update(optimizer, state["optimizer"])
     for note in restored.notes:
-      logger.warning("%s: %s", stored.root, note)
-    logger.info("restored %s in %.1f s", stored.root, time.perf_counter() - start)
-    return restored.updates, dict(stored.custom_metadata)
+      logger.warning("%s: %s", root, note)
+    logger.info("restored %s in %.1f s", root, time.perf_counter() - start)
+    return restored.updates, dict(restored.custom_metadata)
 
   def load_parameters(self, path: str, model: nnx.Module) -> None:
     """Loads the weights alone into `model`, as `load_parameters_path` means it; works for a disabled manager too.
@@ -288,7 +294,7 @@ class MaxTextLayoutCheckpointManager(tunix_checkpoint_manager.CheckpointManager)
       CheckpointError: no checkpoint is there, it is damaged, or it does not fit the model.
     """
     stored = describe_checkpoint(path)
-    self._check_adapter(stored)
+    self._check_adapter(stored.root, stored.custom_metadata)
     live, plan, target = self._plan(model, None)
     restored = reader.read_parameters(stored, target.state, self._storage.context)
     nnx.update(model, layout.from_pretraining(plan, restored.leaves, live)["model"])
@@ -361,13 +367,13 @@ class MaxTextLayoutCheckpointManager(tunix_checkpoint_manager.CheckpointManager)
       metadata[LORA] = self._adapter.metadata()
     return metadata
 
-  def _check_adapter(self, stored: StoredCheckpoint) -> None:
+  def _check_adapter(self, root: epath.Path, custom_metadata: Mapping[str, Any]) -> None:
     """Refuses full weights where an adapter is trained, an adapter where none is, and another adapter or base."""
-    where = str(stored.root)
+    where = str(root)
     if self._adapter is None:
-      refuse_adapter(stored.custom_metadata, where)
+      refuse_adapter(custom_metadata, where)
       return
-    record = AdapterRecord.of(stored.custom_metadata, where)
+    record = AdapterRecord.of(custom_metadata, where)
     if record is None:
       raise CheckpointError(
         f"checkpoint {where} holds full weights, and lora.enable_lora=true reads adapters: name it with"

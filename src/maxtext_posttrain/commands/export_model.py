@@ -36,7 +36,10 @@ def run(arguments: Sequence[str]) -> int:
   if options.adapter:
     return _export_adapter(options)
 
-  from maxtext_posttrain.models.exporting import export_model, parse_size
+  from maxtext_posttrain.logs import quiet_imports
+
+  with quiet_imports(show=False):
+    from maxtext_posttrain.models.exporting import export_model, parse_size
 
   exported = export_model(
     options.source,

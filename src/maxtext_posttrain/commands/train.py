@@ -122,7 +122,11 @@ def _trainer_usage(trainer: Trainer) -> str:
   from maxtext_posttrain.config.values import plain
 
   options = "\n".join(f"  {name:<16} {what}" for name, what in _OPTIONS.items())
-  keys = "\n".join(f"  {name}: {key.type} = {plain(key.default)}\n      {key.doc}" for name, key in OUR_KEYS.items())
+  keys = "\n".join(
+    f"  {name}: {key.type} = {plain(key.default)}\n      {key.doc}"
+    for name, key in OUR_KEYS.items()
+    if key.trainer in (None, trainer.name)
+  )
   summary = trainer.summary
   return _TRAINER_USAGE.format(
     trainer=trainer.name, summary=summary[0].upper() + summary[1:], options=options, keys=keys

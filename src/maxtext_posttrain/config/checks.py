@@ -100,6 +100,12 @@ class Checks:
       yield from self._tokenizer(self._value("tokenizer_path"))
     yield from self._template()
 
+  def teacher_problems(self) -> Iterator[str]:
+    """The problems of a configuration that describes a model whose weights are read."""
+    yield from self.model_problems()
+    if self._value("load_parameters_path"):
+      yield from self._must_exist("load_parameters_path", self._value("load_parameters_path"))
+
   def _value(self, name: str) -> Any:
     return self._resolved.settings[name].value
 
@@ -257,6 +263,11 @@ class Checks:
       yield f"{self._at('lora_fresh_base')}: load_parameters_path is set too; set one of them"
     if self._value("opt_type") == "muon":
       yield f"{self._at('opt_type')}: Muon is for full weight matrices, not for an adapter's; use adamw"
+    if self._value("student_init_from_teacher_layers") is not None:
+      yield (
+        f"{self._at('student_init_from_teacher_layers')}: makes a student's weights anew, and an adapter needs a base"
+        " that can be read again; distil with full weights"
+      )
     if self._value("lora_input_adapters_path"):
       yield (
         f"{self._at('lora_input_adapters_path')}: is for serving; an adapter to begin with is lora.lora_restore_path"

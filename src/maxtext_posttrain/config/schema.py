@@ -27,6 +27,7 @@ class OwnKey:
     doc: one line on what it does.
     spec: the JSON schema its values are checked against.
     from_maxtext: MaxText has a key of this name too; values that fit MaxText's own type are passed on.
+    trainer: the one trainer that has it, or None for all.
   """
 
   type: str
@@ -34,6 +35,7 @@ class OwnKey:
   doc: str
   spec: Mapping[str, Any] = field(repr=False)
   from_maxtext: bool = False
+  trainer: str | None = None
 
 
 _STRING_OR_LIST = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}, {"type": "null"}]}
@@ -139,6 +141,42 @@ OUR_KEYS: Mapping[str, OwnKey] = {
     "Peak TFLOP/s of one device, for the model FLOPs utilization, where it is not known from the device's kind.",
     {"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"type": "null"}]},
   ),
+  "teacher_config": OwnKey(
+    "str | null",
+    None,
+    "The YAML that describes the teacher's model: a run's config.yml, or an import's model.yml. Left out, the run's own"
+    " configuration without student_overrides does; teacher_overrides lie over either.",
+    {"anyOf": [{"type": "string"}, {"type": "null"}]},
+    trainer="distill",
+  ),
+  "student_init_from_teacher_layers": OwnKey(
+    "int | list[int] | null",
+    None,
+    "Start the student as the teacher with only these layers, by number from 0, or with every k-th.",
+    {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "array", "items": {"type": "integer"}}, {"type": "null"}]},
+    trainer="distill",
+  ),
+  "distill_divergence": OwnKey(
+    '"forward_kl" | "reverse_kl" | "jsd"',
+    "forward_kl",
+    "KL(teacher || student), KL(student || teacher), or GKD's generalised Jensen-Shannon divergence.",
+    {"type": "string", "enum": ["forward_kl", "reverse_kl", "jsd"]},
+    trainer="distill",
+  ),
+  "distill_jsd_beta": OwnKey(
+    "float",
+    0.5,
+    "With distill_divergence=jsd: the teacher's share of the mixture; 0 is forward_kl, 1 reverse_kl.",
+    {"type": "number", "minimum": 0, "maximum": 1},
+    trainer="distill",
+  ),
+  "distill_teacher_layer_indices": OwnKey(
+    "list[int] | null",
+    None,
+    "The teacher's layers that distill_layer_indices of the student are compared with. Left out, the same numbers.",
+    {"anyOf": [{"type": "array", "items": {"type": "integer"}}, {"type": "null"}]},
+    trainer="distill",
+  ),
 }
 """Our own keys beside MaxText's, in the order documentation shows them."""
 
@@ -205,7 +243,7 @@ class Schema:
       keys.update((key.name, key) for key in _maxtext_keys(name, spec))
     maxtext_specs = {name: key.spec for name, key in keys.items()}
     for name, own in OUR_KEYS.items():
-      keys[name] = Key(name, own.spec, own.default, own.doc, ours=True)
+      keys[name] = Key(name, own.spec, own.default, own.doc, ours=True, trainer=own.trainer)
     return cls(raw["maxtext_version"], keys, frozenset(groups), maxtext_specs)
 
 

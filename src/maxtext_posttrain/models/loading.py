@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,7 +25,8 @@ from maxtext_posttrain.models.items import read_parameters
 from maxtext_posttrain.models.source import ModelSource
 from maxtext_posttrain.tokenizers import Tokenizer, configured_tokenizer
 
-_TRAINING_ONLY = ("load_parameters_path", "load_full_state_path", "lora")
+# With distill_beta a model gives out what its attention computes, each time it is called.
+_TRAINING_ONLY = re.compile(r"load_parameters_path|load_full_state_path|lora|distill_\w+")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,13 +68,15 @@ def load_model(
   config = load_model_config([str(source.config), *overrides])
   maxtext, mesh = _build(config, fixed or {})
   with maxtext_api.mesh_context(maxtext, mesh):
-    model = maxtext_api.init_model(maxtext, maxtext_api.pretraining_state(maxtext, mesh), mesh)
+    pretraining = maxtext_api.pretraining_state(maxtext, mesh)
+    model = pretraining.abstract_model
     if read_record(str(source.items)) is None:
       MaxTextLayoutCheckpointManager(None, None, config).load_parameters(str(source.items), model)
     else:
       moved = config.load_parameters_path if config.sources["load_parameters_path"] == Kind.COMMAND_LINE.value else None
       parameters, _ = full_parameters(source, config, base=moved)
       _assign(model, parameters)
+    nnx.update(model, maxtext_api.init_all_but_weights(maxtext, pretraining))
   return LoadedModel(source, config, maxtext, mesh, model, configured_tokenizer(config))
 
 
@@ -118,7 +122,7 @@ def _build(config: Config, fixed: Mapping[str, Any]) -> tuple[MaxTextConfig, Mes
   """MaxText's configuration of the model alone, and the devices."""
   maxtext_api.quiet_logs(show=config.maxtext_log)
   maxtext_api.use_pretraining_prng()
-  chosen = {key: value for key, value in config.maxtext_overrides().items() if key not in _TRAINING_ONLY}
+  chosen = {key: value for key, value in config.maxtext_overrides().items() if not _TRAINING_ONLY.fullmatch(key)}
   chosen |= {"run_name": chosen.get("run_name") or "model", "enable_checkpointing": False}
   chosen |= {"dataset_type": "synthetic", **fixed}  # MaxText asks for the files of any other kind.
   maxtext = maxtext_api.build_config(chosen, hidden_environment=config.environment)

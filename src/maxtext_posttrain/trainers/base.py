@@ -173,10 +173,14 @@ class Session:
     mt, lora = self.maxtext, self.lora
     if lora is None:
       return maxtext_api.init_model(mt, self.pretraining, self.mesh)
-    base = maxtext_api.init_model(maxtext_lora.without_lora(mt), lora.base, self.mesh)
+    plain = maxtext_lora.without_lora(mt)
     if mt.load_parameters_path:
+      base = nnx.merge(*nnx.split(lora.base.abstract_model))
       loader = MaxTextLayoutCheckpointManager(None, None, _Merged(self.config, mt), target=lora.base)
       loader.load_parameters(mt.load_parameters_path, base)
+      nnx.update(base, maxtext_api.init_all_but_weights(plain, lora.base))
+    else:
+      base = maxtext_api.init_model(plain, lora.base, self.mesh)
     self.adapter = adapter_record(mt, base)
     return maxtext_lora.adapt(mt, self.mesh, lora, base)
 
@@ -299,10 +303,13 @@ class Session:
         completed_steps=completed,
         stop=stop,
       )
+      frozen = self.frozen.load(_Merged(config, mt), functools.partial(self._start, completed))
+      if not (completed or mt.load_parameters_path or mt.load_full_state_path):
+        self.objective.start(trainer.model, self.frozen.merge(frozen), config, mt)
       trainer.prepare(
         objective=self.objective,
         steps=self.steps,
-        frozen=self.frozen.load(_Merged(config, mt), functools.partial(self._start, completed)),
+        frozen=frozen,
         place=self.place,
         budget=budget,
         groups=group_batches(budget, mt.gradient_accumulation_steps),

@@ -101,6 +101,17 @@ class Objective(abc.ABC):
     del config, maxtext
     return {}
 
+  def start(self, model: nnx.Module, frozen: Mapping[str, nnx.Module], config: Any, maxtext: MaxTextConfig) -> None:
+    """Changes fresh weights before the first step; not called where weights were restored or loaded.
+
+    Args:
+      model: the live model.
+      frozen: the models of `frozen_models`, with their weights.
+      config: our configuration of the run.
+      maxtext: MaxText's.
+    """
+    del model, frozen, config, maxtext
+
   def evaluation_metrics(self, loss: float) -> dict[str, float]:
     """What an evaluation shows beside its mean loss and the means."""
     del loss

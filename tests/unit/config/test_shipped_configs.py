@@ -19,13 +19,23 @@ def _in_the_repository(monkeypatch: pytest.MonkeyPatch):
   monkeypatch.chdir(ROOT)
 
 
-def load(*argv: str) -> Config:
-  return load_config(list(argv), environ={})
+def load(*argv: str, trainer: str = "sft") -> Config:
+  return load_config(list(argv), trainer=trainer, environ={})
+
+
+def trainer_of(path: str) -> str:
+  """Whose configuration a file is, by its name."""
+  return "distill" if "distill" in path else "sft"
 
 
 @pytest.mark.parametrize("path", CONFIGS)
 def test_loads(path: str):
-  assert load(path, *FILL).sources["steps"] == "command line"
+  trainer = trainer_of(path)
+  # What an import, or a run before it, would leave.
+  teacher = ["teacher_overrides.load_parameters_path=configs", "base_num_decoder_layers=30"]
+  assert (
+    load(path, *FILL, *(teacher if trainer == "distill" else []), trainer=trainer).sources["steps"] == "command line"
+  )
 
 
 def test_there_are_the_files_the_readme_names():
@@ -35,6 +45,9 @@ def test_there_are_the_files_the_readme_names():
     "configs/models/gsm8k_10m.yml",
     "configs/quickstart/sft.yml",
     "configs/demo/sft_gsm8k.yml",
+    "configs/distillation.yml",
+    "configs/quickstart/distillation.yml",
+    "configs/demo/distill_smollm2.yml",
   } <= set(CONFIGS)
 
 
@@ -53,6 +66,17 @@ def test_quickstart_runs_as_it_is():
   assert config.sources["base_emb_dim"] == "configs/models/tiny.yml"
   assert config.sources["packing"] == "configs/sft.yml"
   assert config.sources["steps"] == "configs/quickstart/sft.yml"
+
+
+def test_distillation_has_maxtexts_defaults_for_it(tmp_path: Path):
+  """Against MaxText's own post_train/distillation.yml, but for its models, data, length and checkpoints."""
+  (tmp_path / "maxtexts.yml").write_text("base_config: post_train/distillation.yml\n")
+  fill = (*FILL, "teacher_overrides.load_parameters_path=configs")
+  paths = ("configs/distillation.yml", str(tmp_path / "maxtexts.yml"))
+  ours, maxtexts = (load(path, *fill, trainer="distill") for path in paths)
+  differ = {name for name in ours.sources if ours[name] != maxtexts[name]}
+  assert {name for name in differ if name.startswith("distill_")} == set()
+  assert ours.learning_rate == maxtexts.learning_rate
 
 
 def test_gsm8k_demo_runs_as_it_is():
