@@ -80,6 +80,7 @@ TRAINERS = {
 TOOLS: dict[str, Command] = {
   "import": Command("HuggingFace or GGUF weights into MaxText's items", "import_model"),
   "export": Command("MaxText's items as a HuggingFace folder", "export_model"),
+  "merge": Command("a LoRA adapter and its base into full weights", "merge_adapter"),
   "teacher-logits": Command("a teacher's likeliest tokens on data, for distilling without it", "teacher_logits"),
   "generate": Command("completions of prompts by a model, or a chat with it", "generate"),
   "eval": Command("loss and generated answers of a model on data", "evaluate"),

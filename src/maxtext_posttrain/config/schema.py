@@ -113,6 +113,12 @@ OUR_KEYS: Mapping[str, OwnKey] = {
     "Neither read nor write the run's checkpoints; load_parameters_path still loads.",
     {"type": "boolean"},
   ),
+  "lora_fresh_base": OwnKey(
+    "bool",
+    False,
+    "With lora.enable_lora: train over weights drawn from init_weights_seed instead of a load_parameters_path.",
+    {"type": "boolean"},
+  ),
   "log_every": OwnKey(
     "int",
     10,

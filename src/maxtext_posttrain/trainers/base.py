@@ -17,7 +17,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tunix.sft import peft_trainer, profiler
 
-from maxtext_posttrain import maxtext_api
+from maxtext_posttrain import maxtext_api, maxtext_lora
 from maxtext_posttrain.checkpointing.manager import MaxTextLayoutCheckpointManager, install
 from maxtext_posttrain.config.saved import save_config
 from maxtext_posttrain.data import (
@@ -28,6 +28,8 @@ from maxtext_posttrain.data import (
   group_batches,
 )
 from maxtext_posttrain.errors import CheckpointError, ConfigError, ReportError, TrainingError
+from maxtext_posttrain.lora.record import AdapterRecord
+from maxtext_posttrain.lora.training import adapter_record
 from maxtext_posttrain.maxtext_api import MaxTextConfig, PretrainingState
 from maxtext_posttrain.optimizer import add_gradient_clipping
 from maxtext_posttrain.performance import compiler_options, peak_tflops, throughput_metrics
@@ -80,6 +82,9 @@ def absolute_paths(overrides: Mapping[str, Any]) -> dict[str, Any]:
     path = result.get(key)
     if path and "://" not in str(path):
       result[key] = str(Path(path).absolute())
+  restored = result.get("lora", {}).get("lora_restore_path")
+  if restored and "://" not in restored:
+    result["lora"] = {**result["lora"], "lora_restore_path": str(Path(restored).absolute())}
   return result
 
 
@@ -97,7 +102,9 @@ class Session:
   Attributes:
     trainer: from `train` on, with the weights and the optimizer.
     maxtext: MaxText's view of the configuration.
-    pretraining: what pre-training would build for it, abstractly.
+    pretraining: what pre-training would build for it, abstractly; with an adapter, over the frozen base.
+    lora: both of these where an adapter is trained.
+    adapter: how it was made, from the time the base is loaded.
     datasets: the run's data.
     steps: the compiled update and evaluation.
   """
@@ -136,7 +143,11 @@ class Session:
       overrides["steps"] = max(1, -(-batches // self.maxtext.gradient_accumulation_steps))
     self.maxtext: MaxTextConfig = maxtext_api.build_config(overrides, hidden_environment=config.environment)
     self.mesh: Mesh = maxtext_api.build_mesh(self.maxtext)
-    self.pretraining: PretrainingState = maxtext_api.pretraining_state(self.maxtext, self.mesh)
+    self.lora = maxtext_lora.lora_states(self.maxtext, self.mesh) if maxtext_lora.lora_enabled(self.maxtext) else None
+    self.pretraining: PretrainingState = (
+      self.lora.run if self.lora is not None else maxtext_api.pretraining_state(self.maxtext, self.mesh)
+    )
+    self.adapter: AdapterRecord | None = None
     self.tx = add_gradient_clipping(self.pretraining.tx, self.maxtext.gradient_clipping_threshold)
     self.graphdef = maxtext_api.train_state_graphdef(self.pretraining, self.tx)
     self.batch_specs = {
@@ -144,7 +155,10 @@ class Session:
       "eval": self._batch_spec(1, self.maxtext.micro_batch_size_to_eval_on),
     }
     self.frozen = FrozenModels(
-      objective.frozen_models(config, self.maxtext), live=self.maxtext, pretraining=self.pretraining, mesh=self.mesh
+      objective.frozen_models(config, self.maxtext),
+      live=self.maxtext,
+      pretraining=self.pretraining if self.lora is None else self.lora.base,
+      mesh=self.mesh,
     )
     with concurrent.futures.ThreadPoolExecutor(2, "compile") as executor:
       # XLA compiles without the interpreter lock: meanwhile the data is read and tokenised.
@@ -155,7 +169,20 @@ class Session:
       self.model = initialising.result() if initialising is not None else None
 
   def _init_model(self) -> nnx.Module:
-    return maxtext_api.init_model(self.maxtext, self.pretraining, self.mesh)
+    """The model with fresh weights; with an adapter, over the base it is to be trained over."""
+    mt, lora = self.maxtext, self.lora
+    if lora is None:
+      return maxtext_api.init_model(mt, self.pretraining, self.mesh)
+    plain = maxtext_lora.without_lora(mt)
+    if mt.load_parameters_path:
+      base = nnx.merge(*nnx.split(lora.base.abstract_model))
+      loader = MaxTextLayoutCheckpointManager(None, None, _Merged(self.config, mt), target=lora.base)
+      loader.load_parameters(mt.load_parameters_path, base)
+      nnx.update(base, maxtext_api.init_all_but_weights(plain, lora.base))
+    else:
+      base = maxtext_api.init_model(plain, lora.base, self.mesh)
+    self.adapter = adapter_record(mt, base)
+    return maxtext_lora.adapt(mt, self.mesh, lora, base)
 
   @property
   def run_directory(self) -> Path:
@@ -192,6 +219,7 @@ class Session:
       clipping_threshold=config.gradient_clipping_threshold,
       pass_loss_to_optimizer=config.skip_step_on_spikes,
       skip_nonfinite=self.config.nonfinite_gradients == "skip",
+      trainable=self.pretraining.trainable,
     )
 
     def loss(model: nnx.Module, frozen: FrozenStates, batch: Batch, step: jax.Array, is_train: bool) -> LossOutput:
@@ -320,10 +348,20 @@ class Session:
       throughput=throughput_metrics(tflops, peak, self.mesh.size),
     )
     batches = self.datasets.train.iterator()
-    manager = install(trainer, mt.checkpoint_dir, _Merged(config, mt), target=self.pretraining, data_iterator=batches)
+    manager = install(
+      trainer,
+      mt.checkpoint_dir,
+      _Merged(config, mt),
+      target=self.pretraining,
+      data_iterator=batches,
+      adapter=self.adapter,
+    )
     if trainer.train_steps:
       if not manager.restore_data_position():
         print("this checkpoint holds no data position: the data starts from its beginning", flush=True)
+    elif self.adapter is not None:
+      if mt.lora.lora_restore_path:
+        manager.load_parameters(mt.lora.lora_restore_path, model)
     elif mt.load_parameters_path:
       manager.load_parameters(mt.load_parameters_path, model)
     elif mt.load_full_state_path:

@@ -150,6 +150,7 @@ def _facts(session: Session, completed: int) -> dict[str, str]:
   facts = {
     "Model": mt.model_name,
     "Parameters": f"{plan.parameter_count(session):,}",
+    "Trained parameters": f"{plan.trained_count(session):,}",
     "Layers": f"{mt.num_decoder_layers}",
     "Optimizer": session.config.opt_type,
     "Sequences an update": f"{sequences:,} of {mt.max_target_length:,} tokens",
@@ -163,6 +164,8 @@ def _facts(session: Session, completed: int) -> dict[str, str]:
     "Python": platform.python_version(),
     "maxtext-posttrain": __version__,
   }
+  if session.lora is not None:
+    facts["Adapter"] = plan.describe_adapter(session)
   for package in _PACKAGES:
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
       facts[package] = importlib.metadata.version(package)
