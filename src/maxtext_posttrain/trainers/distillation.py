@@ -157,8 +157,11 @@ class _Part:
 
     config, targets = self.config, others["targets"]
     distilled = distance(self.temperature, config.distill_divergence, config.distill_jsd_beta)
-    cross_entropy = sft_loss_sum(logits, targets, mask, z_loss_multiplier=self.maxtext.z_loss_multiplier)
-    loss_sum = self.alpha * distilled + (1.0 - self.alpha) * cross_entropy
+    # Where the cross-entropy has no weight, it is measured and has no gradient to compute.
+    alone = config.distill_alpha == 1.0 and config.distill_alpha_schedule == "constant"
+    measured = jax.lax.stop_gradient(logits) if alone else logits
+    cross_entropy = sft_loss_sum(measured, targets, mask, z_loss_multiplier=self.maxtext.z_loss_multiplier)
+    loss_sum = distilled if alone else self.alpha * distilled + (1.0 - self.alpha) * cross_entropy
     sums = {"distillation": distilled, "cross_entropy": cross_entropy}
     if self.evaluate:
       predicted = jnp.argmax(logits, axis=-1)
