@@ -21,7 +21,7 @@ import optax
 import pydantic
 from flax import nnx
 from flax.core.spmd import logical_axis_rules
-from flax.linen import with_logical_constraint
+from flax.linen.spmd import with_logical_constraint
 from jax.sharding import Mesh
 from maxtext.common import checkpoint_context, common_types, train_state_nnx
 from maxtext.configs import pyconfig
@@ -461,8 +461,7 @@ class DecodingCache(nnx.Module):
 
   def __call__(self, key: jax.Array, value: jax.Array, **_: Any) -> tuple[tuple[jax.Array, jax.Array, jax.Array], None]:
     """Puts a token's key and value [batch, 1, heads, head dim] in; all of them, and which of them are seen."""
-    whole = tuple(self._put(*pair) for pair in ((self.keys, key), (self.values, value)))
-    return (*whole, self._seen), None
+    return (self._put(self.keys, key), self._put(self.values, value), self._seen), None
 
   def _put(self, cache: nnx.Cache, one: jax.Array) -> jax.Array:
     one = jnp.transpose(one, self._order)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from maxtext_posttrain import maxtext_api
+from maxtext_posttrain import maxtext_api, maxtext_lora
 from maxtext_posttrain.config.preferences import loss_name, reference_kind
 from maxtext_posttrain.data import BATCH_KEYS, PreparedData, prepare_preferences
 from maxtext_posttrain.data.pairs import CHOSEN, HALVES, REJECTED, pairs_per_row
@@ -63,13 +63,7 @@ class DPO(Objective):
     pairs = pairs_per_row(context.config)
     policy = pair_log_probs(model, batch, context.maxtext, pairs)
     balance = maxtext_api.pop_load_balance_loss(model)
-    reference = None
-    if REFERENCE in context.frozen:
-      frozen = context.frozen[REFERENCE]
-      reference = jax.lax.stop_gradient(pair_log_probs(frozen, batch, context.frozen_maxtext[REFERENCE], pairs).sums)
-    elif REFERENCE_KEY in batch:
-      reference = batch[REFERENCE_KEY]
-    result = preference_losses(policy, reference, preference_settings(context.config))
+    result = preference_losses(policy, self._reference(model, batch, context), preference_settings(context.config))
     loss_sum = jnp.sum(result.losses)
     if balance is not None and context.is_train:
       # A mean over layers already: weighted by this micro-batch's pairs, it is a mean over the global batch too.
@@ -79,6 +73,18 @@ class DPO(Objective):
       "trained_tokens": jnp.sum(policy.lengths),
     }
     return LossOutput(loss_sum, totals=totals, means=_metrics(policy, result))
+
+  def _reference(self, model: nnx.Module, batch: Batch, context: LossContext) -> jax.Array | None:
+    """The reference's sums for the batch, wherever they come from; None for a loss that compares with none."""
+    kind = reference_kind(context.config)
+    if kind is None:
+      return None
+    if kind == "precomputed":
+      return batch[REFERENCE_KEY]
+    reference, config = context.frozen.get(REFERENCE), context.frozen_maxtext.get(REFERENCE, context.maxtext)
+    if reference is None:
+      reference = maxtext_lora.without_adapter(config, model)
+    return jax.lax.stop_gradient(pair_log_probs(reference, batch, config, pairs_per_row(context.config)).sums)
 
   def weight(self, batch: Batch) -> jax.Array:
     """The number of pairs: numbers of segments that the chosen half trains, which ascend along a row."""
