@@ -156,6 +156,7 @@ class NativeEngine:
       temperature=np.float32(options.temperature),
       top_k=np.int32(options.top_k),
       top_p=np.float32(options.top_p),
+      log_prob_temperature=np.float32((options.tempered_log_probs and options.temperature) or 1.0),
     )
     arrays.stops[: len(options.stop_token_ids)] = options.stop_token_ids
     for row, request in enumerate(wave):
@@ -205,7 +206,7 @@ class NativeEngine:
         top_k=wave.top_k,
         top_p=wave.top_p,
       )
-      log_prob = token_log_probs(logits, token)
+      log_prob = token_log_probs(logits / wave.log_prob_temperature, token)
       ended = jnp.any(token[:, None] == wave.stops, axis=-1)
       counts = state.counts + state.active
       return _State(
@@ -260,6 +261,7 @@ class _Wave:
   temperature: Any
   top_k: Any
   top_p: Any
+  log_prob_temperature: Any
 
 
 @jax.tree_util.register_dataclass
