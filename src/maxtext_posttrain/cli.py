@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import TextIO
 
 from maxtext_posttrain import __version__
-from maxtext_posttrain.commands import TOOLS, TRAINERS, Command
+from maxtext_posttrain.commands import TOOLS, TRAINERS, Command, Run, Trainer
 from maxtext_posttrain.errors import ConfigError, PostTrainError
 
 EXIT_INTERNAL = 1
@@ -43,18 +43,26 @@ posttrain --version         version
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs one command line, without the program's name; returns the exit code."""
-  arguments = list(sys.argv[1:] if argv is None else argv)
+  return _finished(_run, list(sys.argv[1:] if argv is None else argv))
+
+
+def main_of(trainer: Trainer, argv: Sequence[str] | None = None) -> int:
+  """Runs the command line of a trainer that is not one of ours; see docs/adding_a_trainer.md."""
+  return _finished(trainer.load(), list(sys.argv[1:] if argv is None else argv))
+
+
+def _finished(run: Run, arguments: list[str]) -> int:
   try:
-    return _guarded(arguments)
+    return _guarded(run, arguments)
   finally:
     _flush(sys.stdout)
 
 
-def _guarded(arguments: list[str]) -> int:
-  """Runs the command and turns what it raises into lines and an exit code."""
+def _guarded(run: Run, arguments: list[str]) -> int:
+  """Runs a command and turns what it raises into lines and an exit code."""
   debug = "--debug" in arguments
   try:
-    return _run(arguments)
+    return run(arguments)
   except ConfigError as error:
     return _fail(error.problems, error.exit_code, debug)
   except PostTrainError as error:
@@ -71,7 +79,7 @@ def _guarded(arguments: list[str]) -> int:
     return _fail([f"{what}{hint}"], EXIT_INTERNAL, debug)
 
 
-def _run(arguments: list[str]) -> int:
+def _run(arguments: Sequence[str]) -> int:
   if not arguments or arguments[0] in ("--help", "-h", "help"):
     usage = _USAGE.format(trainers=_listed(TRAINERS), tools=_listed(TOOLS))
     print(usage, end="", file=sys.stdout if arguments else sys.stderr)
@@ -80,13 +88,13 @@ def _run(arguments: list[str]) -> int:
     print(f"maxtext-posttrain {__version__}")
     return 0
   name, *rest = arguments
-  commands = TRAINERS | TOOLS
+  commands: Mapping[str, Trainer | Command] = {**TRAINERS, **TOOLS}
   if name not in commands:
     raise ConfigError(f"{name}: no such command (posttrain --help lists them)")
   return commands[name].load()(rest)
 
 
-def _listed(commands: Mapping[str, Command]) -> str:
+def _listed(commands: Mapping[str, Command | Trainer]) -> str:
   return "\n".join(f"  {name:<9} {command.summary}" for name, command in commands.items())
 
 

@@ -16,6 +16,7 @@ from maxtext_posttrain import maxtext_api
 from maxtext_posttrain.config import load_config
 from maxtext_posttrain.data import BATCH_KEYS
 from maxtext_posttrain.optimizer import add_gradient_clipping
+from maxtext_posttrain.trainers.objective import Batch, LossContext, LossOutput
 from maxtext_posttrain.trainers.sft import SFT
 from maxtext_posttrain.trainers.train_step import StepSettings, make_train_step
 from tests.support import runs
@@ -59,6 +60,9 @@ class Model:
     self.model = maxtext_api.init_model(self.config, self.pretraining, self.mesh)
     self.objective = SFT()
 
+  def _loss(self, model: nnx.Module, batch: Batch, step: jax.Array, is_train: bool) -> LossOutput:
+    return self.objective.loss(model, batch, LossContext(None, self.config, step, is_train))
+
   def load(self, weights: Mapping[str, np.ndarray]) -> None:
     nnx.update(
       self.model, nnx.from_flat_state([(path, nnx.Param(jnp.asarray(w))) for path, w in to_maxtext(weights).items()])
@@ -71,8 +75,7 @@ class Model:
     @jax.jit
     def mean_loss(params: nnx.State) -> jax.Array:
       model = nnx.merge(graphdef, params, rest, copy=True)
-      loss_sum, _ = self.objective.loss(self.config, model, arrays, True)
-      return loss_sum / self.objective.weight(arrays)
+      return self._loss(model, arrays, jnp.int32(0), True).loss_sum / self.objective.weight(arrays)
 
     with maxtext_api.mesh_context(self.config, self.mesh):
       loss, grads = jax.value_and_grad(mean_loss)(params)
@@ -85,12 +88,12 @@ class Model:
     state = nnx.state(maxtext_api.TrainStateNNX(self.model, nnx.Optimizer(self.model, tx, wrt=nnx.Param)))
     step = make_train_step(
       graphdef,
-      lambda model, batch, train: self.objective.loss(self.config, model, batch, train),
+      lambda model, frozen, batch, step, is_train: self._loss(model, batch, step, is_train),
       self.objective.weight,
       StepSettings(schedule=self.pretraining.schedule),
     )
     with maxtext_api.mesh_context(self.config, self.mesh):
-      state, metrics = jax.jit(step)(state, {key: jnp.asarray(value) for key, value in batch.items()})
+      state, metrics = jax.jit(step)(state, {}, {key: jnp.asarray(value) for key, value in batch.items()})
     params = nnx.state(nnx.merge(graphdef, state).model, nnx.Param)
     return (
       {key: float(value) for key, value in metrics.items()},

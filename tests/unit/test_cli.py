@@ -28,14 +28,18 @@ def config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture
 def trainer(monkeypatch: pytest.MonkeyPatch):
-  """Puts a trainer in place of the real one; `does` is what its `main` does."""
+  """Puts a base in place of the real one, without JAX; `does` is what it does instead of training."""
   from maxtext_posttrain import trainers
 
   def install(does):
-    module = types.ModuleType("maxtext_posttrain.trainers.sft")
-    vars(module)["main"] = does
-    monkeypatch.setitem(sys.modules, "maxtext_posttrain.trainers.sft", module)
-    monkeypatch.setattr(trainers, "sft", module, raising=False)
+    def run(objective, config, *, dry_run, prepared):
+      return does(config, dry_run=dry_run, prepared=prepared)
+
+    for name, value in (("base", {"run": run}), ("sft", {"SFT": object})):
+      module = types.ModuleType(f"maxtext_posttrain.trainers.{name}")
+      vars(module).update(value)
+      monkeypatch.setitem(sys.modules, module.__name__, module)
+      monkeypatch.setattr(trainers, name, module, raising=False)
 
   return install
 

@@ -5,6 +5,7 @@ A command imports what is heavy inside its functions, so that help and mistakes 
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,7 +30,41 @@ class Command:
     return importlib.import_module(f"{__name__}.{self.module}").run
 
 
-TRAINERS = {"sft": Command("supervised fine-tuning on chat data", "sft")}
+@dataclass(frozen=True)
+class Trainer:
+  """A trainer: `posttrain <name> CONFIG [key=value ...]`.
+
+  Attributes:
+    name: of its command.
+    summary: one line for the help.
+    objective: `module:class` of its `Objective`.
+    prepare_data: `module:function` of (config) that reads and tokenises its data. It needs neither JAX nor MaxText, and
+      starts while they are imported.
+  """
+
+  name: str
+  summary: str
+  objective: str
+  prepare_data: str
+
+  def load(self) -> Run:
+    """Imports the command; returns its `run`."""
+    from maxtext_posttrain.commands.train import run_trainer
+
+    return functools.partial(run_trainer, self)
+
+
+TRAINERS = {
+  trainer.name: trainer
+  for trainer in (
+    Trainer(
+      "sft",
+      "supervised fine-tuning on chat data",
+      objective="maxtext_posttrain.trainers.sft:SFT",
+      prepare_data="maxtext_posttrain.data:prepare_chats",
+    ),
+  )
+}
 TOOLS: dict[str, Command] = {
   "import": Command("HuggingFace or GGUF weights into MaxText's items", "import_model"),
   "export": Command("MaxText's items as a HuggingFace folder", "export_model"),

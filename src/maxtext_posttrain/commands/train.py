@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import importlib
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from maxtext_posttrain.ahead import run_ahead
-from maxtext_posttrain.commands import TRAINERS
+from maxtext_posttrain.commands import Trainer
 from maxtext_posttrain.errors import ConfigError
 from maxtext_posttrain.logs import quiet_imports
 
 if TYPE_CHECKING:
   from maxtext_posttrain.config import Config
   from maxtext_posttrain.data import PreparedData
-
-
-@dataclass(frozen=True)
-class TrainerCommand:
-  """A trainer's two halves.
-
-  Attributes:
-    prepare_data: reads and tokenises; needs neither JAX nor MaxText, and starts while they are imported.
-    load_main: imports the trainer; returns its `main(config, dry_run=..., prepared=...)`.
-  """
-
-  prepare_data: Callable[[Config], PreparedData]
-  load_main: Callable[[], Callable[..., int]]
 
 
 _OPTIONS = {
@@ -61,13 +49,12 @@ class _Arguments:
   options: frozenset[str]
 
 
-def run_trainer(trainer: str, arguments: Sequence[str], command: TrainerCommand) -> int:
+def run_trainer(trainer: Trainer, arguments: Sequence[str]) -> int:
   """Runs one trainer's command line.
 
   Args:
-    trainer: its name.
-    arguments: what follows the name.
-    command: what reads its data and what trains.
+    trainer: which.
+    arguments: what follows its name.
 
   Returns:
     The exit code.
@@ -77,25 +64,33 @@ def run_trainer(trainer: str, arguments: Sequence[str], command: TrainerCommand)
   """
   from maxtext_posttrain.config import describe_config, load_config
 
-  parsed = _parse(trainer, arguments)
+  parsed = _parse(trainer.name, arguments)
   if "--help" in parsed.options:
     print(_trainer_usage(trainer), end="")
     return 0
   if not parsed.config:
-    raise ConfigError(f"name a configuration: posttrain {trainer} config.yml [key=value ...] (--help lists more)")
-  config = load_config(parsed.config, trainer=trainer)
+    raise ConfigError(f"name a configuration: posttrain {trainer.name} config.yml [key=value ...] (--help lists more)")
+  config = load_config(parsed.config, trainer=trainer.name)
   if "--print-config" in parsed.options:
     print(describe_config(config))
     return 0
-  prepared = run_ahead(functools.partial(_prepare, command, config))
+  prepared = run_ahead(functools.partial(_prepare, trainer, config))
   with quiet_imports(show=config.maxtext_log):
-    main = command.load_main()
-  return main(config, dry_run="--dry-run" in parsed.options, prepared=prepared)
+    from maxtext_posttrain.trainers import base
+
+    objective = _named(trainer.objective)()
+  return base.run(objective, config, dry_run="--dry-run" in parsed.options, prepared=prepared)
 
 
-def _prepare(command: TrainerCommand, config: Config) -> PreparedData:
+def _prepare(trainer: Trainer, config: Config) -> PreparedData:
   with quiet_imports(show=config.maxtext_log):
-    return command.prepare_data(config)
+    return _named(trainer.prepare_data)(config)
+
+
+def _named(path: str) -> Any:
+  """What `module:name` names."""
+  module, _, name = path.partition(":")
+  return getattr(importlib.import_module(module), name)
 
 
 def _parse(trainer: str, arguments: Sequence[str]) -> _Arguments:
@@ -122,11 +117,13 @@ def _parse(trainer: str, arguments: Sequence[str]) -> _Arguments:
   return _Arguments(config, frozenset(options))
 
 
-def _trainer_usage(trainer: str) -> str:
+def _trainer_usage(trainer: Trainer) -> str:
   from maxtext_posttrain.config import OUR_KEYS
   from maxtext_posttrain.config.values import plain
 
   options = "\n".join(f"  {name:<16} {what}" for name, what in _OPTIONS.items())
   keys = "\n".join(f"  {name}: {key.type} = {plain(key.default)}\n      {key.doc}" for name, key in OUR_KEYS.items())
-  summary = TRAINERS[trainer].summary
-  return _TRAINER_USAGE.format(trainer=trainer, summary=summary[0].upper() + summary[1:], options=options, keys=keys)
+  summary = trainer.summary
+  return _TRAINER_USAGE.format(
+    trainer=trainer.name, summary=summary[0].upper() + summary[1:], options=options, keys=keys
+  )

@@ -11,6 +11,7 @@ from typing import Any
 
 from maxtext_posttrain.config.layers import SET_KINDS, Kind, Resolved
 from maxtext_posttrain.config.lookup import ASSET_SCHEME, Folders, resolve_asset
+from maxtext_posttrain.config.trainers import SWITCHES, title
 from maxtext_posttrain.config.values import plain
 
 _AT_LEAST: Mapping[str, float] = {
@@ -54,13 +55,11 @@ _UNSUPPORTED: Mapping[str, str] = {
   "lora.enable_lora": "LoRA is not supported yet",
   "optimizer_memory_host_offload": "an optimizer kept in host memory is not supported",
   "use_audio": "audio models are not supported",
-  "use_dpo": "it asks for DPO, which the SFT trainer does not do",
-  "use_grpo": "it asks for GRPO, which the SFT trainer does not do",
   "use_indexer": "sparse attention indexers are not supported",
   "use_m3_model": "m3 models are not supported",
   "use_multimodal": "multimodal models are not supported",
 }
-"""Switches of MaxText that the SFT trainer would otherwise ignore, and why they must stay off."""
+"""Switches of MaxText that our trainers would otherwise ignore, and why they must stay off."""
 
 _DATASET_TYPES = ("hf", "grain", "synthetic")
 _FILE_FORMATS = ("json", "parquet")
@@ -80,8 +79,8 @@ class Checks:
     yield from self._ranges()
     yield from self._required()
     yield from self._combinations()
-    if self._trainer == "sft":
-      yield from self._unsupported()
+    yield from self._trainer_switches()
+    yield from self._unsupported()
     yield from self._evaluation()
     yield from self._files()
     yield from self._template()
@@ -190,16 +189,25 @@ class Checks:
         " assistant's"
       )
 
+  def _trainer_switches(self) -> Iterator[str]:
+    trainer = self._trainer or ""
+    own = SWITCHES.get(trainer)
+    if own is None:
+      return
+    for other, switch in SWITCHES.items():
+      if switch != own and self._value(switch):
+        yield f"{self._at(switch)}: it asks for {title(other)}, which the {title(trainer)} trainer does not do"
+    if not self._value(own):
+      yield f"{self._at(own)}: the {title(trainer)} trainer does {title(trainer)}; leave this key out"
+
   def _unsupported(self) -> Iterator[str]:
     for name, why in _UNSUPPORTED.items():
       if self._value(name):
         yield f"{self._at(name)}: {why}"
-    if not self._value("use_sft"):
-      yield f"{self._at('use_sft')}: the SFT trainer does SFT; leave this key out"
     if self._value("mtp_num_layers") > 0:
       yield f"{self._at('mtp_num_layers')}: multi-token prediction is not supported; set it to 0"
     if self._value("training_objective") != "causal_lm":
-      yield f"{self._at('training_objective')}: the SFT trainer trains causal_lm only"
+      yield f"{self._at('training_objective')}: only causal_lm can be post-trained"
     if self._value("source_checkpoint_layout") != "orbax":
       yield f"{self._at('source_checkpoint_layout')}: only orbax checkpoints can be loaded"
     if self._value("dataset_type") != "synthetic":

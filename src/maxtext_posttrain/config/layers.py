@@ -14,6 +14,7 @@ import yaml
 from maxtext_posttrain.config.lookup import ConfigFile, Folders, find_config, read_chain
 from maxtext_posttrain.config.schema import OUR_KEYS, OWN_MEANING, SECRET_KEYS, Key, Schema
 from maxtext_posttrain.config.suggest import other_trainers_key, unknown_key
+from maxtext_posttrain.config.trainers import SWITCHES
 from maxtext_posttrain.config.values import ValueMismatchError, coerce, from_text, plain, show
 from maxtext_posttrain.config.yaml_reader import YamlEntry, parse_value, read_yaml, strip_lines
 from maxtext_posttrain.errors import ConfigError
@@ -21,7 +22,6 @@ from maxtext_posttrain.errors import ConfigError
 _RULES = "logical_axis_rules"
 _OVERRIDE_RULES = "override_logical_axis_rules"
 _OVERRIDE_MODEL = "override_model_config"
-_TRAINER_KEYS: Mapping[str, Mapping[str, Any]] = {"sft": {"use_sft": True}}
 _INTERPOLATION = re.compile(r"\$\{\s*([^${}]*?)\s*\}")
 _MOST_INTERPOLATIONS = 20
 
@@ -157,8 +157,9 @@ class _Merger:
     if is_root:
       rules = self.settings[_RULES].value if _RULES in self.settings else []
       self.base_rules = frozenset(str(rule[0]) for rule in rules)
-      for name, value in _TRAINER_KEYS.get(self._trainer or "", {}).items():
-        self.settings[name] = Setting(value, Origin(Kind.TRAINER, f"the {self._trainer} trainer"))
+      switch = SWITCHES.get(self._trainer or "")
+      if switch is not None:
+        self.settings[switch] = Setting(True, Origin(Kind.TRAINER, f"the {self._trainer} trainer"))
 
   def add_environment(self, environ: Mapping[str, str]) -> None:
     for name in list(self.settings):

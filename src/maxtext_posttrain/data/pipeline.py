@@ -51,9 +51,9 @@ class PreparedRows:
   identity: Mapping[str, Any]
   samples: Sequence[Sample] = ()
 
-  def dataset(self, *, batch_size: int, process_index: int = 0, process_count: int = 1) -> SftDataset:
+  def dataset(self, *, batch_size: int, process_index: int = 0, process_count: int = 1) -> RowDataset:
     """The data set with `batch_size` sequences of a batch in this process."""
-    return SftDataset(
+    return RowDataset(
       self.source,
       self.report,
       batch_size=batch_size,
@@ -171,7 +171,7 @@ def _example_rows(
   return rows, report, render_samples(examples, tokenizer, _SAMPLES)
 
 
-class SftDataset:
+class RowDataset:
   """Sequences ready to train on, and the order in which they come.
 
   The order of rows is the same for any number of processes: batch k of all processes, one after the other, is

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
@@ -17,8 +17,9 @@ from maxtext_posttrain.data import BATCH_KEYS, PreparedRows, group_batches
 from maxtext_posttrain.errors import EvaluationError
 from maxtext_posttrain.models.loading import LoadedModel
 from maxtext_posttrain.performance import compiler_options
+from maxtext_posttrain.trainers.objective import Batch, LossContext, LossOutput
 from maxtext_posttrain.trainers.sft import SFT
-from maxtext_posttrain.trainers.train_step import make_eval_step
+from maxtext_posttrain.trainers.train_step import FrozenStates, make_eval_step
 
 _LARGEST_EXPONENT = 700.0
 
@@ -63,21 +64,25 @@ def evaluate_likelihood(
   sharding = NamedSharding(mesh, PartitionSpec(None, *maxtext_api.batch_sharding(config, mesh).spec))
   shape = (1, batch_size, config.max_target_length)
   abstract = {key: jax.ShapeDtypeStruct(shape, np.int32, sharding=sharding) for key in BATCH_KEYS}
-  step = make_eval_step(graphdef, functools.partial(objective.loss, config), objective.weight)
+
+  def loss(model: nnx.Module, frozen: FrozenStates, batch: Batch, step: jax.Array, is_train: bool) -> LossOutput:
+    del frozen
+    return objective.loss(model, batch, LossContext(loaded.config, config, step, is_train))
+
+  step = make_eval_step(graphdef, loss, objective.weight)
   dataset = rows.dataset(batch_size=batch_size)
-  sums: dict[str, float] = {}
+  sums: Any = {"loss_sum": 0.0, "weight": 0.0, "means": {"token_accuracy": 0.0}}
   iterator = dataset.iterator()
   try:
     with maxtext_api.mesh_context(config, mesh):
-      compiled = jax.jit(step).lower(state, abstract).compile(compiler_options(mesh.devices.flat[0].platform))
+      compiled = jax.jit(step).lower(state, {}, abstract).compile(compiler_options(mesh.devices.flat[0].platform))
       for number, batch in enumerate(group_batches(iterator, 1), start=1):
-        result = jax.device_get(compiled(state, jax.device_put(dict(batch), sharding)))
-        for key, value in result.items():
-          sums[key] = sums.get(key, 0.0) + float(value)
+        result = jax.device_get(compiled(state, {}, jax.device_put(dict(batch), sharding)))
+        sums = jax.tree.map(lambda total, value: total + float(value), sums, result)
         progress(number, dataset.batches_per_epoch)
   finally:
     iterator.close()
-  weight = sums.get("weight", 0.0)
+  weight = sums["weight"]
   if not weight:
     raise EvaluationError(f"{rows.report.source} has no trained token: there is nothing to evaluate")
-  return Likelihood(sums["loss_sum"] / weight, sums["correct"] / weight, int(weight))
+  return Likelihood(sums["loss_sum"] / weight, sums["means"]["token_accuracy"] / weight, int(weight))

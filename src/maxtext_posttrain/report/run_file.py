@@ -85,6 +85,11 @@ class RunRecord(BaseModel):
     """The keys that have more than a default."""
     return frozenset(key for key, entry in self.config.items() if entry.chosen)
 
+  @property
+  def first_step(self) -> int | None:
+    """The step at which it was first started; above 0 where it went on from something else in its folder."""
+    return self.parts[0].first_step if self.parts else None
+
   def write(self, folder: Path) -> None:
     """Writes the record into a run's folder.
 

@@ -21,24 +21,31 @@ from maxtext_posttrain import maxtext_api
 from maxtext_posttrain.checkpointing.manager import MaxTextLayoutCheckpointManager, install
 from maxtext_posttrain.config.saved import save_config
 from maxtext_posttrain.data import (
-  BATCH_KEYS,
   BatchIterator,
   PreparedData,
-  SftDataset,
+  RowDataset,
   StepBudgetedIterator,
   group_batches,
 )
-from maxtext_posttrain.errors import CheckpointError, ConfigError, TrainingError
+from maxtext_posttrain.errors import CheckpointError, ConfigError, ReportError, TrainingError
 from maxtext_posttrain.maxtext_api import MaxTextConfig, PretrainingState
 from maxtext_posttrain.optimizer import add_gradient_clipping
 from maxtext_posttrain.performance import compiler_options, peak_tflops, throughput_metrics
 from maxtext_posttrain.report import Reporter
+from maxtext_posttrain.report.run_file import RunRecord
 from maxtext_posttrain.trainers import plan
+from maxtext_posttrain.trainers.frozen import FrozenModels
 from maxtext_posttrain.trainers.loop import PostTrainer
-from maxtext_posttrain.trainers.objective import Objective
+from maxtext_posttrain.trainers.objective import Batch, LossContext, LossOutput, Objective
 from maxtext_posttrain.trainers.record import leaving_report, wandb_loggers
 from maxtext_posttrain.trainers.signals import StopRequest
-from maxtext_posttrain.trainers.train_step import CompiledSteps, StepSettings, make_eval_step, make_train_step
+from maxtext_posttrain.trainers.train_step import (
+  CompiledSteps,
+  FrozenStates,
+  StepSettings,
+  make_eval_step,
+  make_train_step,
+)
 
 
 def run(
@@ -80,8 +87,8 @@ def absolute_paths(overrides: Mapping[str, Any]) -> dict[str, Any]:
 class Datasets:
   """The run's data."""
 
-  train: SftDataset
-  evaluation: SftDataset | None
+  train: RowDataset
+  evaluation: RowDataset | None
 
 
 class Session:
@@ -132,7 +139,13 @@ class Session:
     self.pretraining: PretrainingState = maxtext_api.pretraining_state(self.maxtext, self.mesh)
     self.tx = add_gradient_clipping(self.pretraining.tx, self.maxtext.gradient_clipping_threshold)
     self.graphdef = maxtext_api.train_state_graphdef(self.pretraining, self.tx)
-    self.batch_sharding = self._batch_sharding()
+    self.batch_specs = {
+      "train": self._batch_spec(self.maxtext.gradient_accumulation_steps, self.maxtext.micro_batch_size_to_train_on),
+      "eval": self._batch_spec(1, self.maxtext.micro_batch_size_to_eval_on),
+    }
+    self.frozen = FrozenModels(
+      objective.frozen_models(config, self.maxtext), live=self.maxtext, pretraining=self.pretraining, mesh=self.mesh
+    )
     with concurrent.futures.ThreadPoolExecutor(2, "compile") as executor:
       # XLA compiles without the interpreter lock: meanwhile the data is read and tokenised.
       compiling = executor.submit(self._compile)
@@ -181,44 +194,55 @@ class Session:
       skip_nonfinite=self.config.nonfinite_gradients == "skip",
     )
 
-    def loss(model: nnx.Module, batch: Mapping[str, jax.Array], is_train: bool) -> tuple[jax.Array, dict[str, Any]]:
-      return self.objective.loss(config, model, batch, is_train)
+    def loss(model: nnx.Module, frozen: FrozenStates, batch: Batch, step: jax.Array, is_train: bool) -> LossOutput:
+      context = LossContext(
+        config=self.config,
+        maxtext=config,
+        step=step,
+        is_train=is_train,
+        frozen=self.frozen.merge(frozen),
+        frozen_maxtext=self.frozen.maxtext,
+      )
+      return self.objective.loss(model, batch, context)
 
-    state = self.pretraining.state
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
+    state, frozen = self.pretraining.state, self.frozen.abstract
     started = time.perf_counter()
     with maxtext_api.mesh_context(config, mesh):
+      shardings = _shardings((state, frozen))
       train_step = jax.jit(
         make_train_step(self.graphdef, loss, self.objective.weight, settings),
         donate_argnums=0,
-        in_shardings=(shardings, self.batch_sharding),
-        out_shardings=(shardings, NamedSharding(mesh, PartitionSpec())),
+        in_shardings=(*shardings, _shardings(self.batch_specs["train"])),
+        out_shardings=(shardings[0], NamedSharding(mesh, PartitionSpec())),
       )
-      shape = (config.gradient_accumulation_steps, config.micro_batch_size_to_train_on, config.max_target_length)
       options = compiler_options(mesh.devices.flat[0].platform)
-      train = train_step.lower(state, self._abstract_batch(shape)).compile(options)
+      train = train_step.lower(state, frozen, self.batch_specs["train"]).compile(options)
       evaluate = None
       if config.eval_interval > 0:
+        spec = self.batch_specs["eval"]
         eval_step = jax.jit(
-          make_eval_step(self.graphdef, loss, self.objective.weight), in_shardings=(shardings, self.batch_sharding)
+          make_eval_step(self.graphdef, loss, self.objective.weight), in_shardings=(*shardings, _shardings(spec))
         )
-        shape = (1, config.micro_batch_size_to_eval_on, config.max_target_length)
-        evaluate = eval_step.lower(state, self._abstract_batch(shape)).compile(options)
+        evaluate = eval_step.lower(state, frozen, spec).compile(options)
     return CompiledSteps(train, evaluate, train.memory_analysis(), time.perf_counter() - started)
 
-  def _abstract_batch(self, shape: tuple[int, ...]) -> dict[str, jax.ShapeDtypeStruct]:
-    return {key: jax.ShapeDtypeStruct(shape, np.int32, sharding=self.batch_sharding) for key in BATCH_KEYS}
-
-  def _batch_sharding(self) -> NamedSharding:
-    """Of [micro-batches, batch, seq] arrays: each micro-batch as pre-training places it."""
-    spec = maxtext_api.batch_sharding(self.maxtext, self.mesh).spec
-    return NamedSharding(self.mesh, PartitionSpec(None, *spec))
+  def _batch_spec(self, micro_batches: int, batch: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """The arrays [micro-batches, batch, ...] of an update, each micro-batch placed as pre-training places it."""
+    placed = maxtext_api.batch_sharding(self.maxtext, self.mesh).spec
+    spec = {}
+    for key, leaf in self.objective.batch_spec(self.config, self.maxtext, batch).items():
+      # Pre-training's is of [batch, seq]; of arrays with other axes the batch alone is shared out.
+      axes = placed if len(leaf.shape) == 2 and leaf.shape[1] == self.maxtext.max_target_length else placed[:1]
+      sharding = NamedSharding(self.mesh, PartitionSpec(None, *axes))
+      spec[key] = jax.ShapeDtypeStruct((micro_batches, *leaf.shape), leaf.dtype, sharding=sharding)
+    return spec
 
   def place(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-    """This process's part of a [micro-batches, batch, seq] batch, as global arrays."""
+    """This process's part of a [micro-batches, batch, ...] batch, as global arrays."""
+    shardings = {key: spec.sharding for key, spec in self.batch_specs["train"].items()}
     if jax.process_count() == 1:
-      return jax.device_put(dict(batch), self.batch_sharding)
-    return {key: jax.make_array_from_process_local_data(self.batch_sharding, value) for key, value in batch.items()}
+      return jax.device_put(dict(batch), shardings)
+    return {key: jax.make_array_from_process_local_data(shardings[key], value) for key, value in batch.items()}
 
   def print_plan(self) -> None:
     """Prints what the run would do."""
@@ -252,7 +276,9 @@ class Session:
         stop=stop,
       )
       trainer.prepare(
+        objective=self.objective,
         steps=self.steps,
+        frozen=self.frozen.load(_Merged(config, mt), functools.partial(self._start, completed)),
         place=self.place,
         budget=budget,
         groups=group_batches(budget, mt.gradient_accumulation_steps),
@@ -286,7 +312,7 @@ class Session:
       accumulation_steps=mt.gradient_accumulation_steps,
       nonfinite_policy=config.nonfinite_gradients,
       max_skipped_steps=config.max_skipped_steps,
-      throughput=throughput_metrics(maxtext_api.tflops_per_device(mt), peak, self.mesh.size),
+      throughput=throughput_metrics(maxtext_api.tflops_per_device(mt) * self.objective.passes(), peak, self.mesh.size),
     )
     batches = self.datasets.train.iterator()
     manager = install(trainer, mt.checkpoint_dir, _Merged(config, mt), target=self.pretraining, data_iterator=batches)
@@ -299,6 +325,26 @@ class Session:
       trainer._train_steps, _ = manager.restore_path(mt.load_full_state_path, model, trainer.optimizer)
     self._place_state(trainer)
     return trainer, batches, manager
+
+  def _start(self, completed: int) -> str | None:
+    """The weights the run started from, as `load_parameters_path` names them; None for fresh ones.
+
+    Raises:
+      CheckpointError: nothing tells them any more.
+    """
+    mt = self.maxtext
+    if mt.load_parameters_path or mt.load_full_state_path:
+      return mt.load_parameters_path or mt.load_full_state_path
+    if completed:
+      with contextlib.suppress(ReportError):
+        record = RunRecord.read(self.run_directory)
+        if record is not None and (record.trainer, record.first_step) == (self.objective.name, 0):
+          return None
+      raise CheckpointError(
+        f"{self.run_directory}: goes on at step {completed}, and nothing says which weights it started from; the"
+        f" {self.objective.name} trainer compares with them: name them with load_parameters_path"
+      )
+    return None
 
   def _place_state(self, trainer: PostTrainer) -> None:
     """Every leaf where the compiled update takes it; scalars made one by one lie on one device until here."""
@@ -328,10 +374,14 @@ class Session:
     return None if dataset is None or self.steps.evaluate is None else _EvaluationPass(dataset, self.maxtext.eval_steps)
 
 
+def _shardings(tree: Any) -> Any:
+  return jax.tree.map(lambda leaf: leaf.sharding, tree)
+
+
 class _EvaluationPass:
   """Iterates over the evaluation data from its start each time, at most `limit` batches where that is above 0."""
 
-  def __init__(self, dataset: SftDataset, limit: int):
+  def __init__(self, dataset: RowDataset, limit: int):
     self._dataset = dataset
     self._limit = limit
 

@@ -6,6 +6,7 @@ it, so Tunix is told that it is managed from outside: it neither counts to `max_
 
 from __future__ import annotations
 
+import operator
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -21,7 +22,8 @@ from maxtext_posttrain.checkpointing.manager import MaxTextLayoutCheckpointManag
 from maxtext_posttrain.data import StepBudgetedIterator
 from maxtext_posttrain.errors import TrainingError
 from maxtext_posttrain.report import Reporter
-from maxtext_posttrain.trainers.train_step import CompiledSteps
+from maxtext_posttrain.trainers.objective import Objective
+from maxtext_posttrain.trainers.train_step import CompiledSteps, FrozenStates
 
 EvalBatches = Iterable[dict[str, np.ndarray]]
 PlaceBatch = Callable[[Mapping[str, np.ndarray]], dict[str, jax.Array]]
@@ -73,15 +75,19 @@ class PostTrainer(peft_trainer.PeftTrainer):
   def prepare(
     self,
     *,
+    objective: Objective,
     steps: CompiledSteps,
+    frozen: FrozenStates,
     place: PlaceBatch,
     budget: StepBudgetedIterator[Any],
     groups: Iterator[dict[str, np.ndarray]],
     reporter: Reporter,
     save_on_completion: bool,
   ) -> None:
-    """Hands over the compiled steps, the data and the outputs; call it after restoring, before `train`."""
+    """Hands over the compiled steps, the frozen models, the data and the outputs; call it after restoring."""
+    self._objective = objective
     self._steps = steps
+    self._frozen = frozen
     self._place = place
     self._budget = budget
     self._groups = groups
@@ -117,7 +123,7 @@ class PostTrainer(peft_trainer.PeftTrainer):
     """Makes one update; with `skip`, as many attempts as it takes to find a finite gradient."""
     in_a_row = 0
     while True:
-      self._state, metrics = self._steps.train(self._state, batch)
+      self._state, metrics = self._steps.train(self._state, self._frozen, batch)
       if self._nonfinite_policy != "skip" or bool(metrics["finite"]):
         return metrics["loss"], metrics, metrics["grad_norm"]
       self.skipped_updates += 1
@@ -169,7 +175,7 @@ class PostTrainer(peft_trainer.PeftTrainer):
     total_saved = self.checkpoint_manager.save_seconds
     saved, self._saved = total_saved - self._saved, total_saved
     values = {key: value for key, value in aux.items() if key != "weight"}
-    values["trained_tokens"] = aux["weight"]
+    values[self._objective.weight_name] = aux["weight"]
     values["step_seconds"] = seconds
     values |= self._throughput(aux.get("tokens", aux["weight"]), seconds)
     values["data_wait_seconds"] = waited
@@ -179,25 +185,23 @@ class PostTrainer(peft_trainer.PeftTrainer):
     self._reporter.train(step, values)
 
   def _run_eval(self, eval_ds: Iterable[Any], eval_step_fn: Callable[..., Any]) -> None:
-    """One pass over the evaluation data: the mean over all its trained tokens."""
+    """One pass over the evaluation data: means over all of it."""
     # Tunix evaluates as training starts; a resumed run does so only where the run before it was to and did not.
     due = self._train_steps % self.config.eval_every_n_steps == 0
     if not due or self._reporter.metrics.has("eval", self._train_steps):
       return
     self._flush_train_metrics()
-    sums: dict[str, float] = {}
-    batches = 0
+    sums: Any = None
     for batch in eval_ds:
-      result = jax.device_get(eval_step_fn(self._state, self._place(batch)))
-      batches += 1
-      for key, value in result.items():
-        sums[key] = sums.get(key, 0.0) + float(value)
-    if not batches or not sums["weight"]:
-      raise TrainingError("the evaluation data has no trained token; mend it or set eval_interval=-1")
+      result = jax.tree.map(float, jax.device_get(eval_step_fn(self._state, self._frozen, self._place(batch))))
+      sums = result if sums is None else jax.tree.map(operator.add, sums, result)
+    weight_name = self._objective.weight_name
+    if sums is None or not sums["weight"]:
+      what = weight_name.replace("_", " ")
+      raise TrainingError(f"the evaluation data has no {what}; mend it or set eval_interval=-1")
     loss = sums["loss_sum"] / sums["weight"]
-    values = {"loss": loss, "perplexity": float(np.exp(min(loss, 700.0))), "trained_tokens": int(sums["weight"])}
-    if "correct" in sums:
-      values["token_accuracy"] = sums["correct"] / sums["weight"]
+    means = {name: value / sums["weight"] for name, value in sums["means"].items()}
+    values = {"loss": loss, **self._objective.evaluation_metrics(loss), weight_name: int(sums["weight"]), **means}
     self._reporter.evaluation(self._train_steps, values)
     self._last_time = time.perf_counter()
 

@@ -3,31 +3,109 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
-from maxtext_posttrain.data import PreparedData
+from maxtext_posttrain.data import BATCH_KEYS, PreparedData
 from maxtext_posttrain.maxtext_api import MaxTextConfig
-from maxtext_posttrain.trainers.train_step import Batch
+
+Batch = Mapping[str, jax.Array]
+BatchSpec = Mapping[str, jax.ShapeDtypeStruct]
+
+
+@dataclasses.dataclass(frozen=True)
+class FrozenModel:
+  """A model that a loss reads and no update changes: a reference, a teacher.
+
+  Attributes:
+    maxtext: its configuration; the run's own, or another.
+    items: its weights, as `load_parameters_path` names them. None is what the run itself starts from.
+  """
+
+  maxtext: MaxTextConfig
+  items: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class LossContext:
+  """What a loss may look at beside the live model and the batch.
+
+  Attributes:
+    config: our configuration of the run.
+    maxtext: MaxText's, of the live model.
+    step: updates made before this one, int32 scalar; what a schedule goes by.
+    is_train: False in evaluation.
+    frozen: the models of `Objective.frozen_models`, by its names.
+    frozen_maxtext: their configurations.
+  """
+
+  config: Any
+  maxtext: MaxTextConfig
+  step: jax.Array
+  is_train: bool
+  frozen: Mapping[str, nnx.Module] = dataclasses.field(default_factory=dict)
+  frozen_maxtext: Mapping[str, MaxTextConfig] = dataclasses.field(default_factory=dict)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class LossOutput:
+  """A micro-batch's loss and metrics, all float32 scalars.
+
+  Attributes:
+    loss_sum: summed over what the objective's `weight` counts.
+    totals: metrics that add up over micro-batches.
+    means: metrics summed like the loss; they are shown divided by the weight.
+  """
+
+  loss_sum: jax.Array
+  totals: dict[str, jax.Array] = dataclasses.field(default_factory=dict)
+  means: dict[str, jax.Array] = dataclasses.field(default_factory=dict)
 
 
 class Objective(abc.ABC):
-  """One way to post-train a model."""
+  """One way to post-train a model.
+
+  Attributes:
+    name: of its command.
+    weight_name: what `weight` counts, as the metrics call it.
+  """
 
   name: str
+  weight_name: str = "trained_tokens"
 
   @abc.abstractmethod
   def prepare_data(self, config: Any) -> PreparedData:
     """Reads and tokenises the run's data; may run before MaxText is imported, in another process."""
 
   @abc.abstractmethod
-  def loss(
-    self, config: MaxTextConfig, model: nnx.Module, batch: Batch, is_train: bool
-  ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """The loss summed over a micro-batch, and float32 scalars that add up over micro-batches."""
+  def loss(self, model: nnx.Module, batch: Batch, context: LossContext) -> LossOutput:
+    """The loss of one micro-batch; traced, once for training and once for evaluation."""
 
   @abc.abstractmethod
   def weight(self, batch: Batch) -> jax.Array:
     """What the sum of a micro-batch's loss is divided by, a scalar."""
+
+  def batch_spec(self, config: Any, maxtext: MaxTextConfig, batch: int) -> BatchSpec:
+    """Shapes and dtypes of one micro-batch of `batch` rows; the first axis is the one devices share."""
+    del config
+    return {key: jax.ShapeDtypeStruct((batch, maxtext.max_target_length), jnp.int32) for key in BATCH_KEYS}
+
+  def frozen_models(self, config: Any, maxtext: MaxTextConfig) -> Mapping[str, FrozenModel]:
+    """The models its loss reads beside the live one, by name."""
+    del config, maxtext
+    return {}
+
+  def evaluation_metrics(self, loss: float) -> dict[str, float]:
+    """What an evaluation shows beside its mean loss and the means."""
+    del loss
+    return {}
+
+  def passes(self) -> float:
+    """Model FLOPs of one update, as a multiple of the forward and backward pass over its batch."""
+    return 1.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
 from typing import Any
 
 import jax
@@ -12,10 +12,9 @@ from flax import nnx
 from maxtext_posttrain import maxtext_api
 from maxtext_posttrain.data import PreparedData, prepare_chats
 from maxtext_posttrain.losses.sft import sft_loss_sum
-from maxtext_posttrain.maxtext_api import MaxTextConfig
-from maxtext_posttrain.trainers import base
-from maxtext_posttrain.trainers.objective import Objective
-from maxtext_posttrain.trainers.train_step import Batch
+from maxtext_posttrain.trainers.objective import Batch, LossContext, LossOutput, Objective
+
+_LARGEST_EXPONENT = 700.0
 
 
 class SFT(Objective):
@@ -27,31 +26,30 @@ class SFT(Objective):
     """Chats; see `maxtext_posttrain.data`."""
     return prepare_chats(config)
 
-  def loss(
-    self, config: MaxTextConfig, model: nnx.Module, batch: Batch, is_train: bool
-  ) -> tuple[jax.Array, dict[str, jax.Array]]:
+  def loss(self, model: nnx.Module, batch: Batch, context: LossContext) -> LossOutput:
     """Cross-entropy summed over trained tokens, plus MaxText's z-loss and MoE balance terms where they are on.
 
     Evaluation also counts the trained tokens that were the most probable ones.
     """
+    config, is_train = context.maxtext, context.is_train
     mask = batch["targets_segmentation"] != 0
     logits = maxtext_api.forward(config, model, batch, is_train=is_train)
     loss_sum = sft_loss_sum(logits, batch["targets"], mask, z_loss_multiplier=config.z_loss_multiplier)
-    metrics = {"tokens": jnp.sum(batch["inputs_segmentation"] != 0).astype(jnp.float32)}
+    means = {}
     if not is_train:
       predicted = jnp.argmax(logits, axis=-1) == batch["targets"]
-      metrics["correct"] = jnp.sum(predicted & mask).astype(jnp.float32)
+      means["token_accuracy"] = jnp.sum(predicted & mask).astype(jnp.float32)
     balance = maxtext_api.pop_load_balance_loss(model)
     if balance is not None and is_train:
       # A mean over layers already: weighted by this micro-batch's tokens, it is a mean over the global batch too.
       loss_sum += balance * jnp.sum(mask)
-    return loss_sum, metrics
+    tokens = jnp.sum(batch["inputs_segmentation"] != 0).astype(jnp.float32)
+    return LossOutput(loss_sum, totals={"tokens": tokens}, means=means)
 
   def weight(self, batch: Batch) -> jax.Array:
     """The number of trained tokens."""
     return jnp.sum(batch["targets_segmentation"] != 0)
 
-
-def main(config: Any, *, dry_run: bool = False, prepared: Callable[[], PreparedData] | None = None) -> int:
-  """Runs SFT as configured; returns the process's exit code. See `base.run`."""
-  return base.run(SFT(), config, dry_run=dry_run, prepared=prepared)
+  def evaluation_metrics(self, loss: float) -> dict[str, float]:
+    """The perplexity: e to the loss."""
+    return {"perplexity": math.exp(min(loss, _LARGEST_EXPONENT))}

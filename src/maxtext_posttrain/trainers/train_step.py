@@ -12,10 +12,13 @@ import optax
 from flax import nnx
 
 from maxtext_posttrain.optimizer import global_norm
+from maxtext_posttrain.trainers.objective import Batch, LossOutput
 
-Batch = Mapping[str, jax.Array]
-LossFn = Callable[[nnx.Module, Batch, bool], tuple[jax.Array, dict[str, jax.Array]]]
+FrozenStates = Mapping[str, nnx.State]
+LossFn = Callable[[nnx.Module, FrozenStates, Batch, jax.Array, bool], LossOutput]
 WeightFn = Callable[[Batch], jax.Array]
+TrainStep = Callable[[nnx.State, FrozenStates, Batch], tuple[nnx.State, dict[str, jax.Array]]]
+EvalStep = Callable[[nnx.State, FrozenStates, Batch], dict[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +31,7 @@ class StepSettings:
     clipping_threshold: the threshold inside the optimizer, for what spike detection sees; 0 is none.
     skip_nonfinite: leave weights and optimizer as they are where the gradient is not finite.
     pass_loss_to_optimizer: the optimizer wants `loss` and `grad_norm` (MaxText's `skip_step_on_spikes`).
+    trainable: which of the model's variables are trained.
   """
 
   schedule: optax.Schedule
@@ -35,11 +39,10 @@ class StepSettings:
   clipping_threshold: float = 0.0
   skip_nonfinite: bool = False
   pass_loss_to_optimizer: bool = False
+  trainable: nnx.filterlib.Filter = nnx.Param
 
 
-def make_train_step(
-  graphdef: nnx.GraphDef, loss_fn: LossFn, weight_fn: WeightFn, settings: StepSettings
-) -> Callable[[nnx.State, Batch], tuple[nnx.State, dict[str, jax.Array]]]:
+def make_train_step(graphdef: nnx.GraphDef, loss_fn: LossFn, weight_fn: WeightFn, settings: StepSettings) -> TrainStep:
   """The function of one optimizer update.
 
   The objective is the sum of the losses of all micro-batches over the sum of their weights: the mean over the whole
@@ -47,52 +50,54 @@ def make_train_step(
 
   Args:
     graphdef: of the `TrainStateNNX` of the live model and optimizer.
-    loss_fn: (model, micro-batch, is_train) to the loss summed over the micro-batch, and metrics that add up.
+    loss_fn: (model, states of frozen models, micro-batch, updates made, is_train) to loss and metrics.
     weight_fn: micro-batch to what its sum is divided by: trained tokens, or pairs.
     settings: see `StepSettings`.
 
   Returns:
-    (state, batch of arrays [micro-batches, batch, ...]) to (new state, metrics as float32 scalars).
+    (state, states of frozen models, batch of arrays [micro-batches, batch, ...]) to (new state, metrics as float32
+    scalars).
   """
 
-  def train_step(state: nnx.State, batch: Batch) -> tuple[nnx.State, dict[str, jax.Array]]:
+  def train_step(state: nnx.State, frozen: FrozenStates, batch: Batch) -> tuple[nnx.State, dict[str, jax.Array]]:
     train_state = nnx.merge(graphdef, state)
-    model_graphdef, params, rest = nnx.split(train_state.model, nnx.Param, ...)
+    model_graphdef, params, rest = nnx.split(train_state.model, settings.trainable, ...)
+    step = train_state.optimizer.step.get_value()
     weight = jnp.sum(jax.vmap(weight_fn)(batch).astype(jnp.float32))
     divisor = jnp.maximum(weight, 1.0)
 
     def mean_loss(params: nnx.State, rest: nnx.State, micro_batch: Batch) -> tuple[jax.Array, Any]:
       model = nnx.merge(model_graphdef, params, rest, copy=True)
-      loss_sum, metrics = loss_fn(model, micro_batch, True)
-      new_rest = nnx.state(model, nnx.Not(nnx.Any(nnx.Param, nnx.Intermediate)))
-      return loss_sum / divisor, (metrics, new_rest)
+      output = loss_fn(model, frozen, micro_batch, step, True)
+      new_rest = nnx.state(model, nnx.Not(nnx.Any(settings.trainable, nnx.Intermediate)))
+      return output.loss_sum / divisor, (output, new_rest)
 
     value_and_grad = jax.value_and_grad(mean_loss, has_aux=True)
     micro_batches = next(iter(batch.values())).shape[0]
     if micro_batches == 1:
-      (loss, (metrics, rest)), grads = value_and_grad(params, rest, jax.tree.map(lambda leaf: leaf[0], batch))
+      (loss, (output, rest)), grads = value_and_grad(params, rest, jax.tree.map(lambda leaf: leaf[0], batch))
     else:
 
       def accumulate(carry: Any, micro_batch: Batch) -> tuple[Any, Any]:
         loss_sum, grad_sum, rest = carry
-        (loss, (metrics, rest)), grads = value_and_grad(params, rest, micro_batch)
-        return (loss_sum + loss, jax.tree.map(jnp.add, grad_sum, grads), rest), metrics
+        (loss, (output, rest)), grads = value_and_grad(params, rest, micro_batch)
+        return (loss_sum + loss, jax.tree.map(jnp.add, grad_sum, grads), rest), output
 
       start = (jnp.float32(0.0), jax.tree.map(jnp.zeros_like, params), rest)
-      (loss, grads, rest), metrics = jax.lax.scan(accumulate, start, batch)
-      metrics = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), metrics)
+      (loss, grads, rest), outputs = jax.lax.scan(accumulate, start, batch)
+      output = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), outputs)
     grads = jax.tree.map(lambda grad: grad.astype(settings.grad_dtype) if grad.dtype == jnp.float32 else grad, grads)
     grad_norm = global_norm(grads)
     finite = jnp.isfinite(grad_norm) & jnp.isfinite(loss)
     before = nnx.as_pure((nnx.state(train_state.optimizer), params))
-    learning_rate = settings.schedule(train_state.optimizer.step.get_value())
+    learning_rate = settings.schedule(step)
     extra = {}
     if settings.pass_loss_to_optimizer:
       clip = settings.clipping_threshold
       extra = {"loss": loss, "grad_norm": jnp.minimum(grad_norm, clip) if clip > 0 else grad_norm}
     train_state.optimizer.update(train_state.model, grads, **extra)
     if settings.skip_nonfinite:
-      after = nnx.as_pure((nnx.state(train_state.optimizer), nnx.state(train_state.model, nnx.Param)))
+      after = nnx.as_pure((nnx.state(train_state.optimizer), nnx.state(train_state.model, settings.trainable)))
       # A select fuses into the update; a branch would hold both states.
       kept = jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, before)
       nnx.update(train_state.optimizer, kept[0])
@@ -104,22 +109,29 @@ def make_train_step(
       "learning_rate": jnp.asarray(learning_rate, jnp.float32),
       "weight": weight,
       "finite": finite,
-      **metrics,
+      **output.totals,
+      **{name: value / divisor for name, value in output.means.items()},
     }
     return nnx.state(train_state, nnx.Not(nnx.Intermediate)), metrics
 
   return train_step
 
 
-def make_eval_step(
-  graphdef: nnx.GraphDef, loss_fn: LossFn, weight_fn: WeightFn
-) -> Callable[[nnx.State, Batch], dict[str, jax.Array]]:
-  """The function of one evaluation batch: (state, batch [1, batch, ...]) to sums of loss, weight and metrics."""
+def make_eval_step(graphdef: nnx.GraphDef, loss_fn: LossFn, weight_fn: WeightFn) -> EvalStep:
+  """The function of one evaluation batch.
 
-  def eval_step(state: nnx.State, batch: Batch) -> dict[str, jax.Array]:
+  Returns:
+    (state, states of frozen models, batch [1, batch, ...]) to the sums `loss_sum` and `weight`, and those of the means
+    under `means`.
+  """
+
+  def eval_step(state: nnx.State, frozen: FrozenStates, batch: Batch) -> dict[str, Any]:
     batch = jax.tree.map(lambda leaf: leaf[0], batch)
-    loss_sum, metrics = loss_fn(nnx.merge(graphdef, state).model, batch, False)
-    return {"loss_sum": loss_sum, "weight": weight_fn(batch).astype(jnp.float32), **metrics}
+    merged = nnx.merge(graphdef, state)
+    optimizer = getattr(merged, "optimizer", None)
+    step = jnp.int32(0) if optimizer is None else optimizer.step.get_value()
+    output = loss_fn(merged.model, frozen, batch, step, False)
+    return {"loss_sum": output.loss_sum, "weight": weight_fn(batch).astype(jnp.float32), "means": output.means}
 
   return eval_step
 
@@ -128,7 +140,7 @@ def make_eval_step(
 class CompiledSteps:
   """The compiled update and evaluation; `memory` is the update's memory by XLA's own analysis, in bytes."""
 
-  train: Callable[[nnx.State, Batch], tuple[nnx.State, dict[str, jax.Array]]]
-  evaluate: Callable[[nnx.State, Batch], dict[str, jax.Array]] | None
+  train: TrainStep
+  evaluate: EvalStep | None
   memory: Any
   seconds: float

@@ -9,6 +9,7 @@ from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from maxtext_posttrain.evaluation.output import answers_path, check_output, defa
 from maxtext_posttrain.evaluation.questions import Question, Questions
 from maxtext_posttrain.evaluation.record import Answers, Evaluation, table, write
 from maxtext_posttrain.models.source import ModelSource
+from maxtext_posttrain.trainers.objective import Batch, LossContext, LossOutput
 from maxtext_posttrain.trainers.sft import SFT
 from maxtext_posttrain.trainers.train_step import make_eval_step
 
@@ -54,12 +56,12 @@ def test_loss_and_accuracy_over_the_trained_tokens():
   config = SimpleNamespace(enable_dropout=False, z_loss_multiplier=0.0)
   graphdef, state = nnx.split(nnx.Dict(model=Fixed(logits)))
 
-  def loss(model: nnx.Module, batch: object, is_train: bool) -> object:
-    return SFT().loss(config, model, batch, is_train)  # type: ignore[arg-type]
+  def loss(model: nnx.Module, frozen: object, batch: Batch, step: jax.Array, is_train: bool) -> LossOutput:
+    return SFT().loss(model, batch, LossContext(None, config, step, is_train))  # type: ignore[arg-type]
 
-  sums = make_eval_step(graphdef, loss, SFT().weight)(state, batch)  # type: ignore[arg-type]
+  sums = make_eval_step(graphdef, loss, SFT().weight)(state, {}, batch)  # type: ignore[arg-type]
   assert float(sums["loss_sum"]) == pytest.approx(math.log(2) + math.log(4) + math.log(2))
-  assert (float(sums["weight"]), float(sums["correct"])) == (3, 2)
+  assert (float(sums["weight"]), float(sums["means"]["token_accuracy"])) == (3, 2)
   assert Likelihood(math.log(16) / 3, 2 / 3, 3).perplexity == pytest.approx(16 ** (1 / 3))
 
 
