@@ -63,6 +63,12 @@ TRAINERS = {
       objective="maxtext_posttrain.trainers.sft:SFT",
       prepare_data="maxtext_posttrain.data:prepare_chats",
     ),
+    Trainer(
+      "grpo",
+      "reinforcement learning on prompts with answers, by groups of completions",
+      objective="maxtext_posttrain.trainers.grpo:GRPO",
+      prepare_data="maxtext_posttrain.data.prompts:prepare_prompts",
+    ),
   )
 }
 TOOLS: dict[str, Command] = {

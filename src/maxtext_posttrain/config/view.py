@@ -113,9 +113,10 @@ class Config(Group):
   def maxtext_overrides(self) -> dict[str, Any]:
     """What to hand to MaxText on top of its base.yml: its keys that anything here set, nested as it has them.
 
-    Left out are keys that only this package has, `chat_template` (which means more here), and values that MaxText's
-    own type for a key does not take, such as `num_epoch=null`; this package acts on those itself. Files named without
-    `hf_path`, or as a list, are told in the form that MaxText's own checks ask for; its data pipeline is not used.
+    Left out are keys that only this package has, `chat_template` (which means more here), keys that MaxText has for
+    one trainer alone, and values that MaxText's own type for a key does not take, such as `num_epoch=null`; this package
+    acts on those itself. Files named without `hf_path`, or as a list, are told in the form that MaxText's own checks ask
+    for; its data pipeline is not used.
     """
     return copy.deepcopy(self._overrides)
 
@@ -155,7 +156,7 @@ def _maxtext_overrides(resolved: Resolved, schema: Schema) -> dict[str, Any]:
   chosen: dict[str, Any] = {}
   for name, setting in resolved.settings.items():
     spec = schema.maxtext_specs.get(name)
-    if spec is None or name in OWN_MEANING or setting.origin.kind not in SET_KINDS:
+    if spec is None or name in OWN_MEANING or name in schema.trainer_only or setting.origin.kind not in SET_KINDS:
       continue
     value = ",".join(setting.value) if name in _FILE_KEYS and isinstance(setting.value, list) else setting.value
     with contextlib.suppress(ValueMismatchError):

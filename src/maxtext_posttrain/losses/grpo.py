@@ -1,6 +1,6 @@
 """GRPO and its kin: advantages within a group, the clipped objective, the KL penalty, and what they are summed to.
 
-A micro-batch's loss is a sum, to be divided by a weight that adds up over micro-batches (`loss_weight`), so that an
+A micro-batch's loss is a sum, to be divided by a weight that adds up over micro-batches (`loss_weights`), so that an
 update's loss is one mean over its whole batch however it is cut. Where this departs from the papers or from Tunix:
 
 - A group whose rewards are all equal has advantages of exactly 0; rounding in its mean is not divided by ε.
@@ -249,7 +249,7 @@ def token_losses(
 
 
 def aggregate(values: jax.Array, mask: jax.Array, aggregation: Aggregation, *, token_scale: int = 1) -> jax.Array:
-  """What a micro-batch adds to the numerator of the loss; `loss_weight` is what it adds to the denominator.
+  """What a micro-batch adds to the numerator of the loss; `loss_weights` are what its sequences add to the denominator.
 
   token-mean: every token of the batch counts alike (DAPO, https://arxiv.org/abs/2503.14476, section 3.3).
   sequence-mean-token-mean: every sequence counts alike, by the mean of its tokens (GRPO's eq. 3).
@@ -273,22 +273,24 @@ def aggregate(values: jax.Array, mask: jax.Array, aggregation: Aggregation, *, t
   return total / token_scale if aggregation == "sequence-mean-token-scale" else total
 
 
-def loss_weight(mask: jax.Array, present: jax.Array, aggregation: Aggregation) -> jax.Array:
-  """What a micro-batch's aggregated loss is divided by, summed over micro-batches.
+def loss_weights(
+  mask: npt.NDArray[np.bool_], present: npt.NDArray[np.bool_], aggregation: Aggregation
+) -> npt.NDArray[np.float32]:
+  """What each sequence adds to the divisor of an update's aggregated loss.
 
   Args:
-    mask: [batch, seq] bool, the tokens that are trained.
-    present: [batch] bool, false for rows that only fill the batch.
+    mask: [batch, seq], the tokens that are trained.
+    present: [batch], false for rows that only fill the batch.
     aggregation: as in `aggregate`.
 
   Returns:
-    A scalar: trained tokens, or sequences that have one; with Dr. GRPO's constant, sequences.
+    [batch] float32: its trained tokens; or 1 where it has one, else 0; with Dr. GRPO's constant, 1 where it is there.
   """
   if aggregation == "token-mean":
-    return jnp.sum(mask)
-  return jnp.sum(present if aggregation == "sequence-mean-token-scale" else jnp.any(mask, axis=-1))
+    return mask.sum(axis=-1).astype(np.float32)
+  return (present if aggregation == "sequence-mean-token-scale" else mask.any(axis=-1)).astype(np.float32)
 
 
 def metric_sum(values: jax.Array, mask: jax.Array, aggregation: Aggregation) -> jax.Array:
-  """What a micro-batch adds to a metric that is divided by `loss_weight`: a mean over tokens, never a sum of them."""
+  """What a micro-batch adds to a metric that is divided by the loss's weight: a mean over tokens, never a sum of them."""
   return aggregate(values, mask, "token-mean" if aggregation == "token-mean" else "sequence-mean-token-mean")

@@ -21,12 +21,12 @@ from maxtext_posttrain import maxtext_api
 from maxtext_posttrain.checkpointing.manager import MaxTextLayoutCheckpointManager, install
 from maxtext_posttrain.config.saved import save_config
 from maxtext_posttrain.data import (
-  BatchIterator,
   PreparedData,
   RowDataset,
   StepBudgetedIterator,
   group_batches,
 )
+from maxtext_posttrain.data.prompts import PromptDataset
 from maxtext_posttrain.errors import CheckpointError, ConfigError, ReportError, TrainingError
 from maxtext_posttrain.maxtext_api import MaxTextConfig, PretrainingState
 from maxtext_posttrain.optimizer import add_gradient_clipping
@@ -36,7 +36,7 @@ from maxtext_posttrain.report.run_file import RunRecord
 from maxtext_posttrain.trainers import plan
 from maxtext_posttrain.trainers.frozen import FrozenModels
 from maxtext_posttrain.trainers.loop import PostTrainer
-from maxtext_posttrain.trainers.objective import Batch, LossContext, LossOutput, Objective
+from maxtext_posttrain.trainers.objective import Batch, LossContext, LossOutput, Objective, TrainBatches
 from maxtext_posttrain.trainers.record import leaving_report, wandb_loggers
 from maxtext_posttrain.trainers.signals import StopRequest
 from maxtext_posttrain.trainers.train_step import (
@@ -87,8 +87,8 @@ def absolute_paths(overrides: Mapping[str, Any]) -> dict[str, Any]:
 class Datasets:
   """The run's data."""
 
-  train: RowDataset
-  evaluation: RowDataset | None
+  train: RowDataset | PromptDataset
+  evaluation: RowDataset | PromptDataset | None
 
 
 class Session:
@@ -163,6 +163,11 @@ class Session:
     if "://" in self.maxtext.checkpoint_dir:
       return Path("runs") / self.maxtext.run_name
     return Path(self.maxtext.checkpoint_dir).parent
+
+  @property
+  def checkpoint_directory(self) -> str:
+    """Where the steps lie, with a slash at its end."""
+    return f"{self.maxtext.checkpoint_dir.rstrip('/')}/{self.objective.checkpoint_role}"
 
   def _build_datasets(self) -> Datasets:
     processes = jax.process_count()
@@ -253,12 +258,11 @@ class Session:
     """Restores, trains, saves; returns the exit code."""
     config, mt = self.config, self.maxtext
     with maxtext_api.mesh_context(mt, self.mesh):
-      self.trainer, batches, manager = self._build_trainer()
-      trainer = self.trainer
+      trainer, batches, manager = self._build_trainer()
       completed = trainer.train_steps
       if completed > mt.steps:
         raise CheckpointError(
-          f"the checkpoint in {mt.checkpoint_dir} is at step {completed}, beyond steps={mt.steps}; raise steps"
+          f"the checkpoint in {self.checkpoint_directory} is at step {completed}, beyond steps={mt.steps}; raise steps"
         )
       reporter = Reporter(
         self.run_directory,
@@ -282,6 +286,7 @@ class Session:
         place=self.place,
         budget=budget,
         groups=group_batches(budget, mt.gradient_accumulation_steps),
+        batch_metrics=batches.metrics,
         reporter=reporter,
         save_on_completion=mt.save_checkpoint_on_completion,
       )
@@ -299,7 +304,7 @@ class Session:
       plan.print_end(self, reporter, done=done, exhausted=budget.exhausted, stopped=stop())
     return stop.exit_code
 
-  def _build_trainer(self) -> tuple[PostTrainer, BatchIterator, MaxTextLayoutCheckpointManager]:
+  def _build_trainer(self) -> tuple[PostTrainer, TrainBatches, MaxTextLayoutCheckpointManager]:
     """The trainer with its weights, optimizer and data position: restored, loaded, or fresh."""
     config, mt = self.config, self.maxtext
     model = self.model
@@ -314,8 +319,11 @@ class Session:
       max_skipped_steps=config.max_skipped_steps,
       throughput=throughput_metrics(maxtext_api.tflops_per_device(mt) * self.objective.passes(), peak, self.mesh.size),
     )
-    batches = self.datasets.train.iterator()
-    manager = install(trainer, mt.checkpoint_dir, _Merged(config, mt), target=self.pretraining, data_iterator=batches)
+    self.trainer = trainer
+    batches = self.objective.batches(self, self.datasets.train.iterator())
+    manager = install(
+      trainer, self.checkpoint_directory, _Merged(config, mt), target=self.pretraining, data_iterator=batches
+    )
     if trainer.train_steps:
       if not manager.restore_data_position():
         print("this checkpoint holds no data position: the data starts from its beginning", flush=True)
@@ -369,7 +377,9 @@ class Session:
       data_sharding_axis=tuple(mt.data_sharding),
     )
 
-  def _evaluation_pass(self) -> _EvaluationPass | None:
+  def _evaluation_pass(self) -> _EvaluationPass | Callable[[], dict[str, float]] | None:
+    if self.maxtext.eval_interval > 0 and (own := self.objective.evaluation(self)) is not None:
+      return own
     dataset = self.datasets.evaluation
     return None if dataset is None or self.steps.evaluate is None else _EvaluationPass(dataset, self.maxtext.eval_steps)
 
@@ -381,7 +391,7 @@ def _shardings(tree: Any) -> Any:
 class _EvaluationPass:
   """Iterates over the evaluation data from its start each time, at most `limit` batches where that is above 0."""
 
-  def __init__(self, dataset: RowDataset, limit: int):
+  def __init__(self, dataset: RowDataset | PromptDataset, limit: int):
     self._dataset = dataset
     self._limit = limit
 

@@ -15,7 +15,7 @@ from maxtext_posttrain.data import Batch
 from maxtext_posttrain.data.batches import PADDING_ROW
 from maxtext_posttrain.data.prompts import PromptRows
 from maxtext_posttrain.errors import TrainingError
-from maxtext_posttrain.losses.grpo import AdvantageScale, group_advantages, zero_spread
+from maxtext_posttrain.losses.grpo import AdvantageScale, Aggregation, group_advantages, zero_spread
 from maxtext_posttrain.rewards.pool import RewardPool, Scores
 from maxtext_posttrain.rewards.sample import RewardSample
 from maxtext_posttrain.trainers.rollouts import Rollout, RolloutShape, Trajectory, rollout_batch
@@ -34,6 +34,7 @@ class CollectorSettings:
     scale: of the advantages.
     epsilon: of the advantages.
     mask_truncated: completions that were cut count in their group and not in the loss.
+    aggregation: of the loss.
   """
 
   sampling: base_rollout.RolloutConfig
@@ -42,6 +43,7 @@ class CollectorSettings:
   scale: AdvantageScale = "std"
   epsilon: float = 1e-6
   mask_truncated: bool = False
+  aggregation: Aggregation = "token-mean"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,7 +177,7 @@ class RolloutCollector:
     result: list[Trajectory | None] = []
     for start in range(0, len(trajectories), size):
       part = trajectories[start : start + size]
-      values = old_log_probs(rollout_batch(part, self._shape.length))
+      values = old_log_probs(rollout_batch(part, self._shape.length, self._settings.aggregation))
       for each, row in zip(part, values, strict=True):
         if each is not None:
           old = np.asarray(row[each.prompt - 1 : len(each.tokens) - 1], np.float32)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,37 +17,11 @@ import numpy.typing as npt
 
 from maxtext_posttrain.data import Batch, BatchIterator
 from maxtext_posttrain.data.batches import empty_batch
+from maxtext_posttrain.data.prompts import RolloutShape
 from maxtext_posttrain.errors import DataError
+from maxtext_posttrain.losses.grpo import Aggregation, loss_weights
 
 _STATE_VERSION = 1
-
-
-@dataclasses.dataclass(frozen=True)
-class RolloutShape:
-  """How many of everything.
-
-  Attributes:
-    prompts: of one rollout.
-    generations: completions of a prompt.
-    updates: optimizer updates that all its sequences make once.
-    iterations: times that these updates are made.
-    accumulation: micro-batches of an update.
-    micro_batch: sequences of a micro-batch.
-    length: positions of a sequence.
-  """
-
-  prompts: int
-  generations: int
-  updates: int
-  iterations: int
-  accumulation: int
-  micro_batch: int
-  length: int
-
-  @property
-  def micro_batches(self) -> int:
-    """Micro-batches that one rollout is trained on for."""
-    return self.updates * self.iterations * self.accumulation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,12 +68,12 @@ class Collector(Protocol):
     ...
 
 
-def rollout_batch(trajectories: Sequence[Trajectory | None], length: int) -> Batch:
+def rollout_batch(trajectories: Sequence[Trajectory | None], length: int, aggregation: Aggregation) -> Batch:
   """Trajectories as arrays: MaxText's keys [rows, length] int32, and what the loss reads beside them.
 
   Position t reads token t and predicts token t + 1; `targets_segmentation` is 1 where that is a trained token of the
   completion. `old_log_probs` and `engine_log_probs` [rows, length] float32 stand at the same positions,
-  `advantages` [rows] float32.
+  `advantages` and `weights`, what each sequence adds to the loss's divisor, are [rows] float32.
   """
   rows = len(trajectories)
   batch = empty_batch(rows, length, pad_id=0)
@@ -119,6 +93,8 @@ def rollout_batch(trajectories: Sequence[Trajectory | None], length: int) -> Bat
     batch["old_log_probs"][row, said] = each.old
     batch["engine_log_probs"][row, said] = each.engine
     batch["advantages"][row] = each.advantage
+  present = np.array([each is not None for each in trajectories], bool)
+  batch["weights"] = loss_weights(batch["targets_segmentation"] != 0, present, aggregation)
   return batch
 
 
@@ -129,12 +105,30 @@ class RolloutBatches(Iterator[Batch]):
     total_batches: micro-batches from the first to the last, or None without end.
   """
 
-  def __init__(self, prompts: BatchIterator, shape: RolloutShape, collector: Collector):
-    """Takes batches of `shape.prompts` prompts (`row`, their numbers), the sizes, and what makes rollouts of them."""
+  def __init__(
+    self,
+    prompts: BatchIterator,
+    shape: RolloutShape,
+    collector: Collector,
+    *,
+    aggregation: Aggregation,
+    on_close: Callable[[], None] = lambda: None,
+  ):
+    """Takes the parts.
+
+    Args:
+      prompts: batches of `shape.prompts` prompts: `row`, their numbers.
+      shape: the sizes.
+      collector: makes rollouts of them.
+      aggregation: how the loss weighs sequences.
+      on_close: ends whatever works for the collector.
+    """
     self.total_batches = None if prompts.total_batches is None else prompts.total_batches * shape.micro_batches
     self._prompts = prompts
     self._shape = shape
     self._collector = collector
+    self._aggregation: Aggregation = aggregation
+    self._on_close = on_close
     self._rollout: Rollout | None = None
     self._number = 0
     self._served = 0
@@ -148,7 +142,8 @@ class RolloutBatches(Iterator[Batch]):
       self._served = 0
     start = self._served % (shape.updates * shape.accumulation) * shape.micro_batch
     self._served += 1
-    return rollout_batch(self._rollout.trajectories[start : start + shape.micro_batch], shape.length)
+    trajectories = self._rollout.trajectories[start : start + shape.micro_batch]
+    return rollout_batch(trajectories, shape.length, self._aggregation)
 
   def metrics(self) -> dict[str, float]:
     """Of the rollout that the last micro-batch belongs to; its timings where that was of the rollout's first update."""
@@ -194,8 +189,11 @@ class RolloutBatches(Iterator[Batch]):
     self._rollout, self._number, self._served = rollout, number, served
 
   def close(self) -> None:
-    """Ends reading prompts."""
-    self._prompts.close()
+    """Ends reading prompts, and what works for the collector."""
+    try:
+      self._prompts.close()
+    finally:
+      self._on_close()
 
 
 def _to_json(rollout: Rollout) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from maxtext_posttrain.losses.grpo import (
   importance_ratio,
   kl_k3,
   log_probs_and_entropy,
-  loss_weight,
+  loss_weights,
   metric_sum,
   token_losses,
   truncated_importance_weights,
@@ -63,7 +63,11 @@ def our_loss(settings: GrpoSettings, data: dict[str, Any], *, cap: float | None 
     weights=weights,
   )
   total = aggregate(losses.loss, mask, settings.aggregation, token_scale=settings.token_scale)
-  return total / loss_weight(mask, jnp.ones(mask.shape[0], bool), settings.aggregation)
+  return total / weight_of(data["mask"], settings.aggregation)
+
+
+def weight_of(mask: Any, aggregation: Any) -> float:
+  return float(loss_weights(np.asarray(mask), np.ones(len(mask), bool), aggregation).sum())
 
 
 def formula(settings: GrpoSettings, data: dict[str, np.ndarray], *, cap: float | None = None):
@@ -100,7 +104,9 @@ def formula(settings: GrpoSettings, data: dict[str, np.ndarray], *, cap: float |
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 @pytest.mark.parametrize("algorithm", ["grpo", "gspo-token"])
-@pytest.mark.parametrize(("low", "high", "beta", "cap"), [(0.2, 0.2, 0.0, None), (0.1, 0.4, 0.3, None), (0.1, 0.4, 0.3, 1.2)])
+@pytest.mark.parametrize(
+  ("low", "high", "beta", "cap"), [(0.2, 0.2, 0.0, None), (0.1, 0.4, 0.3, None), (0.1, 0.4, 0.3, 1.2)]
+)
 def test_loss_and_gradient_by_formula(aggregation: Any, algorithm: Any, low: float, high: float, beta: float, cap: Any):
   settings = GrpoSettings(algorithm, aggregation, low, high, beta, token_scale=9)
   data = batch()
@@ -199,7 +205,12 @@ def test_aggregations_of_two_completions_worked_by_hand():
   # Lengths 2 and 6, advantages +1 and −1, ratios of 1.
   mask = jnp.asarray([[1, 1, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1]], bool)
   log_probs = jnp.zeros((2, 6))
-  expected = {"sequence-mean-token-mean": 0.0, "token-mean": 0.5, "sequence-mean-token-scale": 0.25, "sequence-mean": 2.0}
+  expected = {
+    "sequence-mean-token-mean": 0.0,
+    "token-mean": 0.5,
+    "sequence-mean-token-scale": 0.25,
+    "sequence-mean": 2.0,
+  }
   for aggregation, value in expected.items():
     settings = GrpoSettings(aggregation=aggregation, token_scale=8)  # pyright: ignore[reportArgumentType]
     data = {"log_probs": log_probs, "old": log_probs, "mask": mask, "advantages": jnp.asarray([1.0, -1.0])}
@@ -259,11 +270,10 @@ def test_temperature_scales_the_distribution():
 @pytest.mark.parametrize("algorithm", ["grpo", "gspo-token"])
 class TestEdges:
   def check_finite(self, settings: GrpoSettings, data: dict[str, Any]) -> tuple[float, np.ndarray]:
-    mask, present = jnp.asarray(data["mask"]), jnp.ones(len(data["mask"]), bool)
+    weight = max(weight_of(data["mask"], settings.aggregation), 1.0)
 
     def loss(policy: jax.Array) -> jax.Array:
-      total = our_sum(settings, {**data, "log_probs": policy})
-      return total / jnp.maximum(loss_weight(mask, present, settings.aggregation), 1.0)
+      return our_sum(settings, {**data, "log_probs": policy}) / weight
 
     value, gradient = jax.value_and_grad(loss)(jnp.asarray(data["log_probs"]))
     assert np.isfinite(float(value))
@@ -298,9 +308,7 @@ class TestEdges:
 
   def test_padding_changes_nothing(self, aggregation: Any, algorithm: Any):
     data = batch()
-    longer = {
-      key: values if key == "advantages" else np.pad(values, ((0, 0), (0, 4))) for key, values in data.items()
-    }
+    longer = {key: values if key == "advantages" else np.pad(values, ((0, 0), (0, 4))) for key, values in data.items()}
     settings = GrpoSettings(algorithm, aggregation, beta=0.1, token_scale=7)
     assert float(our_loss(settings, longer)) == pytest.approx(float(our_loss(settings, data)), rel=1e-6)
 
@@ -308,9 +316,7 @@ class TestEdges:
     data, settings = batch(rows=6), GrpoSettings(algorithm, aggregation, beta=0.1, token_scale=7)
     parts = [{key: values[part] for key, values in data.items()} for part in (slice(0, 2), slice(2, 6))]
     sums = sum(float(our_sum(settings, part)) for part in parts)
-    weights = sum(
-      float(loss_weight(jnp.asarray(part["mask"]), jnp.ones(len(part["mask"]), bool), aggregation)) for part in parts
-    )
+    weights = sum(weight_of(part["mask"], aggregation) for part in parts)
     assert sums / weights == pytest.approx(float(our_loss(settings, data)), rel=1e-5)
 
 
@@ -329,9 +335,9 @@ def our_sum(settings: GrpoSettings, data: dict[str, Any]) -> jax.Array:
 
 
 def test_masked_sequences_leave_the_means_but_not_the_constant():
-  mask = jnp.asarray([[1, 1, 0], [0, 0, 0], [0, 0, 0]], bool)
-  present = jnp.asarray([True, True, False])
-  weights = {name: int(loss_weight(mask, present, name)) for name in AGGREGATIONS}  # pyright: ignore[reportArgumentType]
+  mask = np.array([[1, 1, 0], [0, 0, 0], [0, 0, 0]], bool)
+  present = np.array([True, True, False])
+  weights = {name: int(loss_weights(mask, present, name).sum()) for name in AGGREGATIONS}  # pyright: ignore[reportArgumentType]
   assert weights == {
     "token-mean": 2,
     "sequence-mean-token-mean": 1,
@@ -341,7 +347,11 @@ def test_masked_sequences_leave_the_means_but_not_the_constant():
 
 
 def test_importance_weights_are_capped_and_have_no_gradient():
-  old, engine, mask = jnp.asarray([[0.0, -1.0, -9.0]]), jnp.asarray([[-3.0, -1.0, 0.0]]), jnp.asarray([[True, True, False]])
+  old, engine, mask = (
+    jnp.asarray([[0.0, -1.0, -9.0]]),
+    jnp.asarray([[-3.0, -1.0, 0.0]]),
+    jnp.asarray([[True, True, False]]),
+  )
   np.testing.assert_allclose(truncated_importance_weights(old, engine, mask, 2.0), [[2.0, 1.0, 0.0]])
   gradient = jax.grad(lambda values: truncated_importance_weights(values, engine, mask, 2.0).sum())(old)
   assert not np.asarray(gradient).any()
