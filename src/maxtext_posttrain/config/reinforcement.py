@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -111,7 +112,10 @@ def _reward_problems(value: Callable[[str], Any], at: Callable[[str], str]) -> I
   weights = value("reward_weights")
   if not weights:
     yield f"{at('reward_weights')}: names no reward function, for example reward_weights={{exact_answer: 1.0}}"
-  for name in weights:
+  for name, weight in weights.items():
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
+      yield f"{at('reward_weights')}: the weight of {name} is {weight!r}, not a number"
+      continue
     file, colon, function = name.rpartition(":")
     if not colon:
       from maxtext_posttrain.rewards.functions import FUNCTIONS

@@ -179,7 +179,7 @@ OUR_KEYS: Mapping[str, OwnKey] = {
   "rl.importance_sampling_cap": OwnKey(
     "float | null",
     None,
-    "Correct for the engine's probabilities not being the trainer's: each token's loss times their ratio, at most this.",
+    "Correct for an engine whose probabilities are not the trainer's: each token's loss times their ratio, at most this.",
     {"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"type": "null"}]},
     trainer=reinforcement.TRAINER,
   ),
@@ -188,7 +188,8 @@ OUR_KEYS: Mapping[str, OwnKey] = {
     {"exact_answer": 1.0},
     "Reward functions with their weights: exact_answer, marked_answer, tagged_format, finished, overlong, or your own"
     " as file.py:function of (prompts, completions, answers).",
-    {"type": "object", "additionalProperties": {"type": "number"}},
+    # As a choice of one it replaces what a file below says; a mapping alone would be merged into that.
+    {"anyOf": [{"type": "object"}]},
     trainer=reinforcement.TRAINER,
   ),
   "reward_failure_score": OwnKey(

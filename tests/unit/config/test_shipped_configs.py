@@ -12,6 +12,7 @@ from maxtext_posttrain.config import Config, load_config
 ROOT = Path(__file__).parents[3]
 CONFIGS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "configs").rglob("*.yml"))
 FILL = ["run_name=r", "base_output_directory=runs", "steps=1", "dataset_type=synthetic"]
+TOKENIZER = "tokenizer_path=maxtext://tokenizers/tokenizer.llama2"
 
 
 @pytest.fixture(autouse=True)
@@ -19,13 +20,19 @@ def _in_the_repository(monkeypatch: pytest.MonkeyPatch):
   monkeypatch.chdir(ROOT)
 
 
-def load(*argv: str) -> Config:
-  return load_config(list(argv), environ={})
+def load(*argv: str, trainer: str = "sft") -> Config:
+  return load_config(list(argv), trainer=trainer, environ={})
+
+
+def trainer_of(path: str) -> str:
+  """A file's trainer: named in its own name, else SFT."""
+  return "grpo" if "grpo" in Path(path).stem else "sft"
 
 
 @pytest.mark.parametrize("path", CONFIGS)
 def test_loads(path: str):
-  assert load(path, *FILL).sources["steps"] == "command line"
+  fill = FILL if trainer_of(path) == "sft" else [*FILL[:3], "hf_train_files=configs/data/sums.jsonl", TOKENIZER]
+  assert load(path, *fill, trainer=trainer_of(path)).sources["steps"] == "command line"
 
 
 def test_there_are_the_files_the_readme_names():
@@ -44,6 +51,13 @@ def test_sft_has_maxtexts_defaults_for_sft(tmp_path: Path):
   ours, maxtexts = load("configs/sft.yml", *FILL), load(str(tmp_path / "maxtexts.yml"), *FILL)
   differ = {name for name in ours.sources if ours[name] != maxtexts[name]}
   assert differ == {"hf_path", "train_split", "hf_eval_split", "use_tunix_gradient_accumulation"}
+
+
+def test_grpo_quickstart_runs_as_it_is():
+  config = load("configs/quickstart/grpo.yml", trainer="grpo")
+  assert config.rl.num_generations == 4
+  assert config.reward_weights == {"exact_answer": 1.0, "finished": 0.1}
+  assert not {"rl", "batch_size", "reward_weights", "rollout_engine"} & config.maxtext_overrides().keys()
 
 
 def test_quickstart_runs_as_it_is():

@@ -49,21 +49,7 @@ def batch(seed: int = 0, rows: int = 5, seq: int = 7) -> dict[str, np.ndarray]:
 
 
 def our_loss(settings: GrpoSettings, data: dict[str, Any], *, cap: float | None = None) -> jax.Array:
-  mask = jnp.asarray(data["mask"])
-  weights = None
-  if cap is not None:
-    weights = truncated_importance_weights(jnp.asarray(data["old"]), jnp.asarray(data["engine"]), mask, cap)
-  losses = token_losses(
-    settings,
-    log_probs=jnp.asarray(data["log_probs"]),
-    old_log_probs=jnp.asarray(data["old"]),
-    advantages=jnp.asarray(data["advantages"]),
-    mask=mask,
-    reference=jnp.asarray(data["reference"]) if settings.beta else None,
-    weights=weights,
-  )
-  total = aggregate(losses.loss, mask, settings.aggregation, token_scale=settings.token_scale)
-  return total / weight_of(data["mask"], settings.aggregation)
+  return our_sum(settings, data, cap) / weight_of(data["mask"], settings.aggregation)
 
 
 def weight_of(mask: Any, aggregation: Any) -> float:
@@ -273,7 +259,7 @@ class TestEdges:
     weight = max(weight_of(data["mask"], settings.aggregation), 1.0)
 
     def loss(policy: jax.Array) -> jax.Array:
-      return our_sum(settings, {**data, "log_probs": policy}) / weight
+      return our_sum(settings, {**data, "log_probs": policy}, cap=2.0) / weight
 
     value, gradient = jax.value_and_grad(loss)(jnp.asarray(data["log_probs"]))
     assert np.isfinite(float(value))
@@ -320,16 +306,16 @@ class TestEdges:
     assert sums / weights == pytest.approx(float(our_loss(settings, data)), rel=1e-5)
 
 
-def our_sum(settings: GrpoSettings, data: dict[str, Any]) -> jax.Array:
-  mask = jnp.asarray(data["mask"])
+def our_sum(settings: GrpoSettings, data: dict[str, Any], cap: float | None = None) -> jax.Array:
+  mask, old = jnp.asarray(data["mask"]), jnp.asarray(data["old"])
   losses = token_losses(
     settings,
     log_probs=jnp.asarray(data["log_probs"]),
-    old_log_probs=jnp.asarray(data["old"]),
+    old_log_probs=old,
     advantages=jnp.asarray(data["advantages"]),
     mask=mask,
     reference=jnp.asarray(data["reference"]) if settings.beta else None,
-    weights=truncated_importance_weights(jnp.asarray(data["old"]), jnp.asarray(data["engine"]), mask, 1e9),
+    weights=None if cap is None else truncated_importance_weights(old, jnp.asarray(data["engine"]), mask, cap),
   )
   return aggregate(losses.loss, mask, settings.aggregation, token_scale=settings.token_scale)
 
