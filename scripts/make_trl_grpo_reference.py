@@ -25,6 +25,12 @@ LENGTHS = (6, 1, 4, 3, 6, 2)
 SEQ, VOCAB = 6, 12
 
 
+def _alone(values: torch.Tensor, reduction: str) -> torch.Tensor:
+  """A reduction over one process."""
+  del reduction
+  return values
+
+
 class OnLogits(GRPOTrainer):
   """TRL's trainer with logits in its model's place."""
 
@@ -33,7 +39,7 @@ class OnLogits(GRPOTrainer):
     self.loss_type, self.importance_sampling_level = loss_type, level
     self.epsilon_low, self.epsilon_high, self.beta = options.epsilon_low, options.epsilon_high, options.beta
     self.args = SimpleNamespace(delta=None, use_bias_correction_kl=False, steps_per_generation=1)
-    self.accelerator = SimpleNamespace(num_processes=1, gather=lambda x: x, reduce=lambda x, reduction: x)
+    self.accelerator = SimpleNamespace(num_processes=1, gather=lambda x: x, reduce=_alone)
     self.model = SimpleNamespace(training=True)
     self.aux_loss_enabled = False
     self.top_entropy_quantile = 1.0
@@ -45,6 +51,7 @@ class OnLogits(GRPOTrainer):
     self._metrics = {"train": defaultdict(list)}
 
   def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
+    del args, kwargs
     log_softmax = torch.log_softmax(self.logits, dim=-1)
     log_probs = torch.gather(log_softmax, -1, self.targets[..., None])[..., 0]
     entropy = -(log_softmax.exp() * log_softmax).sum(-1).detach()

@@ -179,7 +179,8 @@ OUR_KEYS: Mapping[str, OwnKey] = {
   "rl.importance_sampling_cap": OwnKey(
     "float | null",
     None,
-    "Correct for an engine whose probabilities are not the trainer's: each token's loss times their ratio, at most this.",
+    "Correct for an engine that is not quite the trainer: each token's loss times the ratio of their probabilities, at"
+    " most this.",
     {"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"type": "null"}]},
     trainer=reinforcement.TRAINER,
   ),

@@ -114,9 +114,9 @@ class Config(Group):
     """What to hand to MaxText on top of its base.yml: its keys that anything here set, nested as it has them.
 
     Left out are keys that only this package has, `chat_template` (which means more here), keys that MaxText has for
-    one trainer alone, and values that MaxText's own type for a key does not take, such as `num_epoch=null`; this package
-    acts on those itself. Files named without `hf_path`, or as a list, are told in the form that MaxText's own checks ask
-    for; its data pipeline is not used.
+    one trainer alone, and values that MaxText's own type for a key does not take, such as `num_epoch=null`; this
+    package acts on those itself. Files named without `hf_path`, or as a list, are told in the form that MaxText's own
+    checks ask for; its data pipeline is not used.
     """
     return copy.deepcopy(self._overrides)
 

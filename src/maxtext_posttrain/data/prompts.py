@@ -274,6 +274,7 @@ class PreparedPrompts(PreparedRows):
     Raises:
       ConfigError: completions, prompts and updates do not come out even; or there are several processes.
     """
+    del process_index
     if process_count > 1:
       raise ConfigError(f"rollout_engine=native works in one process, not in {process_count}")
     sequences = batch_size * self.accumulation

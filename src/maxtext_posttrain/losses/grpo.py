@@ -38,7 +38,7 @@ class GrpoSettings:
     algorithm: whose ratio is clipped: each token's (GRPO), or the sequence's (GSPO).
     aggregation: over what the loss is a mean; see `aggregate`.
     epsilon_low: ratios below 1 − this are clipped.
-    epsilon_high: ratios above 1 + this are clipped (DAPO's "clip-higher", https://arxiv.org/abs/2503.14476, section 3.1).
+    epsilon_high: ratios above 1 + this are clipped ("clip-higher", https://arxiv.org/abs/2503.14476, section 3.1).
     beta: coefficient of the KL penalty; 0 has none.
     token_scale: the constant of `sequence-mean-token-scale`, the most tokens of a completion.
   """
@@ -292,5 +292,5 @@ def loss_weights(
 
 
 def metric_sum(values: jax.Array, mask: jax.Array, aggregation: Aggregation) -> jax.Array:
-  """What a micro-batch adds to a metric that is divided by the loss's weight: a mean over tokens, never a sum of them."""
+  """What a micro-batch adds to a metric that is divided by the loss's weight: a mean over tokens, never a sum."""
   return aggregate(values, mask, "token-mean" if aggregation == "token-mean" else "sequence-mean-token-mean")

@@ -1,4 +1,4 @@
-"""Calls reward functions in processes that may be lost: a call that raises, hangs or dies costs its scores, not the run.
+"""Calls reward functions in processes that may be lost: a call that raises, hangs or dies costs scores, not the run.
 
 A call is one function over the completions of one prompt, so what a failed call scores is the same for a whole group
 and moves no advantage.

@@ -1,7 +1,12 @@
-"""GRPO: the model writes completions of prompts, rewards score them, and what was better than its group is made likelier.
+"""GRPO: the model completes prompts, rewards score what it wrote, and what beat its group is made likelier.
 
-It runs on the base that all trainers share, with Tunix's `PeftTrainer` below and an engine behind Tunix's `BaseRollout`,
-and not on Tunix's `RLCluster` and `GRPOLearner`: docs of `RolloutBatches` say what a resumed run needs that these lack.
+It runs on the base that all trainers share, with Tunix's `PeftTrainer` below and an engine behind Tunix's
+`BaseRollout`. Tunix's own `RLCluster` and `GRPOLearner` (0.1.7) could not be made exact from outside:
+
+- A resumed learner skips as many batches of prompts as it had made micro-batch updates, which with `num_iterations`
+  above 1 are several times as many, and what is left of the rollout it was killed in is lost.
+- Prompts and completions cross as text and are masked where an id equals the pad id, so an eos that is the pad goes.
+- The cluster builds an optimizer and a copy of the weights of its own before a checkpoint manager can be put in.
 """
 
 from __future__ import annotations
@@ -301,9 +306,11 @@ class Players:
       self._samples.write("sample", step + 1, {"rollout": number + 1, **dataclasses.asdict(sample)})
 
   def evaluate(self, dataset: PromptDataset, *, limit: int) -> dict[str, float]:
-    """The mean rewards of the most probable completion of each prompt, of at most `limit` batches where that is above 0.
+    """The mean rewards of the most probable completion of each prompt.
 
-    Numbers of prompts that fill the last batch count for nothing.
+    Args:
+      dataset: prompts held out.
+      limit: batches of them at most, where that is above 0.
     """
     session = self._session
     collector = RolloutCollector(

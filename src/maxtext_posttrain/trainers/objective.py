@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
-
 import numpy as np
+from flax import nnx
 
 from maxtext_posttrain.data import BATCH_KEYS, BatchIterator, PreparedData
 from maxtext_posttrain.maxtext_api import MaxTextConfig

@@ -122,10 +122,10 @@ def test_the_epoch_ends_with_rows_that_are_not_there():
   # Ten prompts in batches of four are three rollouts of four micro-batches.
   assert source.total_batches == 12
   assert len(list(source)) == 12
-  assert sorted(sum((rows for rows, _ in collector.calls), [])) == [-1, -1, *range(10)]
+  assert sorted(row for rows, _ in collector.calls for row in rows) == [-1, -1, *range(10)]
 
 
-@pytest.mark.parametrize("taken", range(0, 19))
+@pytest.mark.parametrize("taken", range(19))
 def test_a_saved_position_goes_on_with_the_same_bits(taken: int):
   source, _ = batches()
   for _ in range(taken):
