@@ -9,7 +9,7 @@ REQUIREMENTS := requirements/base.txt requirements/dev.txt requirements/demo.txt
 PYTEST := $(PYTHON) -m pytest -n $(or $(WORKERS),2) --dist loadfile
 
 .PHONY: help setup quickstart test test-fast lint format torch-env demo-gsm8k demo-smollm2 benchmark-sft benchmark-trl \
-  benchmark-checkpoint lock clean
+  benchmark-checkpoint benchmark-generate lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | sort | expand -t 16
@@ -62,6 +62,9 @@ benchmark-trl: $(STAMP) $(TORCH_STAMP) ## our SFT step against TRL's SFTTrainer 
 
 benchmark-checkpoint: $(STAMP) ## our saves and restores against Orbax alone and MaxText's own, three rounds
 	$(PYTHON) benchmarks/checkpoint.py
+
+benchmark-generate: $(STAMP) $(TORCH_STAMP) ## generation here against Tunix's sampler and transformers' generate, seven rounds
+	$(PYTHON) benchmarks/generate.py
 
 lock: $(STAMP) ## pin the newest versions that pyproject.toml and requirements/*.in allow
 	bash scripts/lock.sh

@@ -20,9 +20,11 @@ import optax
 import pydantic
 from flax import nnx
 from flax.core.spmd import logical_axis_rules
+from flax.linen import with_logical_constraint
 from jax.sharding import Mesh
 from maxtext.common import checkpoint_context, common_types, train_state_nnx
 from maxtext.configs import pyconfig
+from maxtext.inference import kvcache
 from maxtext.layers import attentions, embeddings, quantizations
 from maxtext.models import models
 from maxtext.optimizers import optimizers
@@ -232,6 +234,18 @@ def init_model(config: MaxTextConfig, pretraining: PretrainingState, mesh: Mesh)
     return maxtext_utils_nnx.create_nnx_sharded_model(pretraining.abstract_model, pretraining.create_model, mesh=mesh)
 
 
+def init_all_but_weights(config: MaxTextConfig, pretraining: PretrainingState) -> nnx.State:
+  """What a fresh model has beside its weights (rng state, buffers), for one whose weights come from elsewhere."""
+
+  def create() -> nnx.State:
+    # XLA drops what nobody asks for: no weight is drawn.
+    return nnx.state(pretraining.create_model(), nnx.Not(nnx.Param))
+
+  abstract = nnx.state(pretraining.abstract_model, nnx.Not(nnx.Param))
+  with logical_axis_rules(config.logical_axis_rules):
+    return jax.jit(create, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, abstract))()
+
+
 def batch_sharding(config: MaxTextConfig, mesh: Mesh) -> jax.sharding.NamedSharding:
   """How pre-training places a [batch, seq] array of tokens."""
   return sharding.get_input_data_sharding(config, mesh)
@@ -260,6 +274,81 @@ def forward(config: MaxTextConfig, model: nnx.Module, batch: Mapping[str, jax.Ar
   )
 
 
+def hidden_states(
+  config: MaxTextConfig, model: nnx.Module, batch: Mapping[str, jax.Array], *, is_train: bool
+) -> jax.Array:
+  """What the output head multiplies, [batch, seq, emb]: as `forward`, up to the final norm and dropout.
+
+  `output_head` goes on from here. Of what `forward` leaves in the model (the MoE terms, dropout's counts), all is left.
+  """
+  parts: Any = model
+  decoder = parts.decoder
+  deterministic = not (is_train and config.enable_dropout)
+  full = decoder.config
+  # Under vocabulary tiling MaxText's decoder leaves the head out.
+  decoder.config = MaxTextConfig(config._pydantic_config.model_copy(update={"num_vocab_tiling": 2}))
+  try:
+    _, hidden, *_ = decoder(
+      shared_embedding=parts.token_embedder,
+      decoder_input_tokens=batch["inputs"],
+      decoder_positions=batch["inputs_position"],
+      decoder_segment_ids=batch["inputs_segmentation"],
+      deterministic=deterministic,
+      model_mode=common_types.MODEL_MODE_TRAIN,
+    )
+  finally:
+    decoder.config = full
+  nnx.pop(decoder, nnx.All(nnx.Intermediate, nnx.PathContains("hidden_states")))
+  return decoder.dropout(decoder.decoder_norm(hidden), deterministic=deterministic)
+
+
+@dataclasses.dataclass(frozen=True)
+class OutputHead:
+  """A model's output head as a pure function.
+
+  Attributes:
+    weights: pytree of its float arrays, in the dtype its product takes them.
+    project: (weights, hidden [..., emb] from `hidden_states`) to logits [..., vocab].
+  """
+
+  weights: Any
+  project: Callable[[Any, jax.Array], jax.Array]
+
+
+def output_head(config: MaxTextConfig, model: nnx.Module) -> OutputHead:
+  """The head that `forward` applies. `can_split_head` says whether it may be applied by itself."""
+  parts: Any = model
+  if not config.logits_via_embedding:
+    graphdef, weights, rest = nnx.split(parts.decoder.logits_dense, nnx.Param, ...)
+
+    def project(weights: Any, hidden: jax.Array) -> jax.Array:
+      return nnx.merge(graphdef, weights, rest, copy=True)(hidden)
+
+    return OutputHead(weights, project)
+
+  # MaxText rounds a tied table to bfloat16 in every product; done here, once, the gradient is rounded once too.
+  table = parts.token_embedder.embedding.get_value().astype(jnp.bfloat16)
+  product_dtype = jnp.float32 if config.logits_dot_in_fp32 else config.dtype
+
+  def project_tied(table: jax.Array, hidden: jax.Array) -> jax.Array:
+    logits = jnp.dot(hidden, table.T, preferred_element_type=product_dtype)
+    if config.normalize_embedding_logits:
+      logits /= jnp.sqrt(hidden.shape[-1])
+    cap = config.final_logits_soft_cap
+    return jnp.tanh(logits / cap) * cap if cap else logits
+
+  return OutputHead(table.astype(jnp.promote_types(table.dtype, config.dtype)), project_tied)
+
+
+def can_split_head(config: MaxTextConfig) -> bool:
+  """Whether `hidden_states` and `output_head` give what `forward` does.
+
+  Quantized heads keep statistics, and explicit sharding and weights kept in host memory want what MaxText wraps around.
+  """
+  explicit = config.shard_mode == common_types.ShardMode.EXPLICIT
+  return not (config.quantization or explicit or config.parameter_memory_host_offload)
+
+
 def pop_load_balance_loss(model: nnx.Module) -> jax.Array | None:
   """Takes what the forward pass sowed out of the model; the mean of its MoE load-balance losses, if it has any."""
   intermediates = nnx.pop(model, nnx.Intermediate).to_pure_dict()
@@ -275,6 +364,7 @@ def inference_config(config: MaxTextConfig, platform: str) -> MaxTextConfig:
   update: dict[str, Any] = {
     "scan_layers": False,
     "remat_policy": "none",
+    "use_ragged_attention": False,
     "attention": "dot_product" if config.attention == "dot_product" else "autoselected",
   }
   if platform != "tpu":
@@ -310,23 +400,57 @@ def _attentions(model: nnx.Module) -> list[Any]:
   return [module for _, module in nnx.iter_modules(model) if isinstance(module, attentions.Attention)]
 
 
-def add_kv_caches(model: nnx.Module, *, batch: int, prompt_length: int, new_tokens: int) -> None:
-  """Gives each attention an empty cache of MaxText's: `prompt_length` columns for prompts, then one per new token."""
-  for attention in _attentions(model):
-    attention.max_prefill_predict_length = prompt_length
-    attention.max_target_length = prompt_length + new_tokens
-    attention.model_mode = common_types.MODEL_MODE_AUTOREGRESSIVE
-    attention.KVCache_0 = nnx.data(attention.init_kv_caches(inputs_kv_shape=(batch, 1, 1)))
+class DecodingCache(nnx.Module):
+  """The keys and values of one attention, prompt and new tokens in one array, as MaxText's attention asks for them.
+
+  MaxText's own cache has an array for prompts and one for new tokens; attention runs over each, and joins them.
+
+  Attributes:
+    keys: in the axis order of MaxText's cache, columns for the prompt and then one for each new token.
+    values: likewise.
+  """
+
+  def __init__(self, prompts: Any, new_tokens: int):
+    """From MaxText's cache after a prefill, with room for new tokens."""
+    self._order = tuple(prompts.prefill_cache_axis_order)
+    self._axis_names = kvcache.transpose_tuple(prompts.cache_logical_axis_names, self._order)
+    self._columns = self._order.index(1)
+    room = [(0, new_tokens if axis == self._columns else 0) for axis in range(len(self._order))]
+    self.keys = nnx.Cache(jnp.pad(prompts.cached_prefill_key.get_value(), room))
+    self.values = nnx.Cache(jnp.pad(prompts.cached_prefill_value.get_value(), room))
+
+  def prepare(self, column: jax.Array, seen: jax.Array) -> None:
+    """Says where the next key and value go, scalar int32, and which columns are seen then, [batch, columns] bool."""
+    self._column = nnx.data(column)
+    self._seen = nnx.data(jnp.where(seen, common_types.DECODING_ACTIVE_SEQUENCE_INDICATOR, 0))
+
+  def __call__(self, key: jax.Array, value: jax.Array, **_: Any) -> tuple[tuple[jax.Array, jax.Array, jax.Array], None]:
+    """Puts a token's key and value [batch, 1, heads, head dim] in; all of them, and which of them are seen."""
+    whole = tuple(self._put(*pair) for pair in ((self.keys, key), (self.values, value)))
+    return (*whole, self._seen), None
+
+  def _put(self, cache: nnx.Cache, one: jax.Array) -> jax.Array:
+    one = jnp.transpose(one, self._order)
+    whole = jax.lax.dynamic_update_slice_in_dim(cache.get_value(), one, self._column, self._columns)
+    whole = with_logical_constraint(whole, self._axis_names)
+    cache.set_value(whole)
+    return kvcache.reverse_transpose(whole, self._order)
 
 
-def prefill(model: nnx.Module, tokens: jax.Array, lengths: jax.Array) -> None:
-  """Fills the caches with the keys and values of prompts.
+def prefill(model: nnx.Module, tokens: jax.Array, lengths: jax.Array, *, new_tokens: int) -> None:
+  """Gives each attention a cache with the keys and values of prompts and room for new tokens.
 
   Args:
-    model: with caches; afterwards it decodes, and does nothing else.
+    model: from `decoding_model`, with weights; afterwards it decodes, and does nothing else.
     tokens: [batch, prompt_length] int32, padded on the right.
     lengths: [batch] int32, of the prompts.
+    new_tokens: how often `decode` is called at most.
   """
+  for attention in _attentions(model):
+    attention.max_prefill_predict_length = tokens.shape[1]
+    attention.max_target_length = tokens.shape[1] + new_tokens
+    attention.model_mode = common_types.MODEL_MODE_AUTOREGRESSIVE
+    attention.KVCache_0 = nnx.data(attention.init_kv_caches(inputs_kv_shape=(tokens.shape[0], 1, 1)))
   columns = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
   parts: Any = model
   # The logits are left unused, so that XLA drops their computation.
@@ -339,6 +463,7 @@ def prefill(model: nnx.Module, tokens: jax.Array, lengths: jax.Array) -> None:
     model_mode=common_types.MODEL_MODE_PREFILL,
   )
   for attention in _attentions(model):
+    attention.KVCache_0 = nnx.data(DecodingCache(attention.KVCache_0, new_tokens))
     # MaxText measures a window from the end of the cache, whose columns are not all filled: `decode` masks instead.
     attention.attention_op.attention_type = common_types.AttentionType.GLOBAL
 
@@ -354,8 +479,14 @@ def decode(model: nnx.Module, tokens: jax.Array, lengths: jax.Array, step: jax.A
   """
   positions = lengths + step
   for attention in _attentions(model):
+    cache, width = attention.KVCache_0, attention.max_prefill_predict_length
+    columns = jnp.arange(attention.max_target_length)
+    # The prompt, which is padded, then the new tokens up to this one.
+    age = positions[:, None] - jnp.where(columns < width, columns, lengths[:, None] + columns - width)
+    seen = (age >= 0) & ((columns < lengths[:, None]) | (columns >= width))
     if attention.attention_type == common_types.AttentionType.LOCAL_SLIDING:
-      _mask_window(attention.KVCache_0, attention.sliding_window_size, lengths, step)
+      seen &= age < attention.sliding_window_size
+    cache.prepare(width + step, seen)
   parts: Any = model
   logits = parts(
     decoder_input_tokens=tokens[:, None],
@@ -364,15 +495,3 @@ def decode(model: nnx.Module, tokens: jax.Array, lengths: jax.Array, step: jax.A
     model_mode=common_types.MODEL_MODE_AUTOREGRESSIVE,
   )
   return logits[:, 0].astype(jnp.float32)
-
-
-def _mask_window(cache: Any, window: int, lengths: jax.Array, step: jax.Array) -> None:
-  """Marks which columns of a cache the token at `lengths + step` sees: those less than `window` before it."""
-  active = common_types.DECODING_ACTIVE_SEQUENCE_INDICATOR
-  columns = jnp.arange(cache.max_prefill_length)
-  prompt = (columns < lengths[:, None]) & (columns > lengths[:, None] + step - window)
-  cache.cache_prefill_segment_id.set_value(jnp.where(prompt, active, 0))
-  columns = jnp.arange(cache.max_target_length - cache.max_prefill_length)
-  new = (columns < step) & (columns > step - window)
-  ids = cache.cache_ar_segment_id
-  ids.set_value(jnp.where(jnp.broadcast_to(new, ids.get_value().shape), active, 0))

@@ -10,14 +10,13 @@ import itertools
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import optax
 import pytest
 from flax import nnx
 
 from maxtext_posttrain import maxtext_api
-from maxtext_posttrain.checkpointing.metadata import flatten_tree, load_step_metadata
+from maxtext_posttrain.checkpointing.metadata import load_step_metadata
 from tests.support import runs
 
 pytestmark = pytest.mark.slow
@@ -36,37 +35,6 @@ CASES = {
   }
   for scanned, clip, accumulated in itertools.product((True, False), repeat=3)
 }
-
-
-def first_pretraining_step(session: Any, argv: list[str]) -> tuple[float, dict[tuple, np.ndarray]]:
-  """Pre-training's own first step on the state SFT holds in memory: its loss, and the items it would save."""
-  from maxtext.configs import pyconfig
-  from maxtext.input_pipeline.input_pipeline_interface import create_data_iterator
-  from maxtext.trainers.pre_train import train
-  from maxtext.utils import sharding, train_utils
-
-  config = pyconfig.initialize(["train.py", *argv])
-  mesh = maxtext_api.build_mesh(config)
-  pretraining = maxtext_api.pretraining_state(config, mesh)
-  live = nnx.state(
-    maxtext_api.TrainStateNNX(session.trainer.model, session.trainer.optimizer), nnx.Not(nnx.Intermediate)
-  )
-  state = jax.tree.map(lambda leaf: leaf.copy(), live)
-  shardings = jax.tree.map(lambda leaf: leaf.sharding, pretraining.state)
-  params_shardings, shardings = sharding.maybe_update_params_sharding_with_opt(config, shardings)
-  data_sharding = sharding.get_input_data_sharding(config, mesh)
-  batch = next(create_data_iterator(config, mesh)[0])
-  with maxtext_api.mesh_context(config, mesh):
-    step = train_utils.jit_train_step(
-      config, pretraining.graphdef, state, shardings, data_sharding, train.train_step, params_shardings
-    )
-    state, metrics = step(state, jax.device_put(batch, data_sharding))
-  return float(metrics["scalar"]["learning/loss"]), checkpoint_arrays(state)
-
-
-def checkpoint_arrays(state: nnx.State) -> dict[tuple, np.ndarray]:
-  """What `items` would hold of a train state."""
-  return {path: runs.as_words(leaf) for path, leaf in flatten_tree(maxtext_api.to_checkpoint_dict(state)).items()}
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +61,7 @@ def handed_back(folder: Path) -> dict[str, Any]:
       )
       jobs.append(argv)
       expected.append((case, way, first))
-    results[case]["in_memory"] = first_pretraining_step(session, jobs[-2])
+    results[case]["in_memory"] = runs.first_pretraining_step(session, jobs[-2])
   for (case, way, first), result in zip(expected, runs.pretraining(jobs, folder), strict=True):
     results[case][way] = {**result, "first": first}
   return results
@@ -173,7 +141,7 @@ def test_sft_starts_from_what_pretraining_wrote(folder: Path, scanned: bool):
   live = nnx.state(
     maxtext_api.TrainStateNNX(session.trainer.model, session.trainer.optimizer), nnx.Not(nnx.Intermediate)
   )
-  runs.assert_same_items(checkpoint_arrays(live), written)
+  runs.assert_same_items(runs.checkpoint_arrays(live), written)
   assert sorted(path.name for path in (folder / name / "checkpoints").iterdir()) == ["0", "1"]
 
   session = runs.sft_session(runs.arguments(folder, name, "steps=4", *settings))

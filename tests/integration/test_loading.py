@@ -23,5 +23,7 @@ def test_a_run_is_loaded_by_its_folder(tmp_path: Path):
   want = jax.tree.leaves_with_path(nnx.state(session.trainer.model, nnx.Param))
   have = dict(jax.tree.leaves_with_path(nnx.state(loaded.model, nnx.Param)))
   assert len(have) == len(want)
+  # What is no weight is a fresh model's.
+  assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(nnx.state(loaded.model)))
   for path, leaf in want:
     np.testing.assert_array_equal(have[path], leaf)

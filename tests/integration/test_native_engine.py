@@ -137,6 +137,12 @@ def test_stops_and_budgets(engine: NativeEngine):
       assert (after.token_ids, after.finish_reason) == (before.token_ids[:end], "stop")
     else:
       assert (after.token_ids, after.finish_reason) == (before.token_ids, "length")
+  # A sequence, not its tokens alone, and not one that begins in the prompt.
+  pair, never = tuple(free[2].token_ids[3:5]), (PROMPTS[2][-1], free[2].token_ids[0])
+  by_sequence = engine.generate(PROMPTS, dataclasses.replace(GREEDY, stop_sequences=(never, pair, (256 - 1,) * 3)))
+  assert by_sequence[2].finish_reason == "stop"
+  ends = [at for at in range(2, 17) if tuple(free[2].token_ids[at - 2 : at]) in (pair, never)]
+  assert by_sequence[2].token_ids == free[2].token_ids[: ends[0]]
   near_the_end = engine.generate([[7] * (CONTEXT - 2), *PROMPTS], GREEDY)
   assert [len(one.token_ids) for one in near_the_end] == [2, 16, 16, 16, 16]
   assert near_the_end[0].finish_reason == "length"
@@ -160,6 +166,7 @@ def test_more_requests_than_a_wave_holds(tiny: TinyModel, engine: NativeEngine):
     ([[[1, 2]]], {}, "prompt 0 is not a list of token ids"),
     ([[1] * CONTEXT], {}, "no room in a context of 64"),
     ([[1]], {"stop_token_ids": (256,)}, "stop token 256 is not in the vocabulary"),
+    ([[1]], {"stop_sequences": ((1, 256),)}, "stop token 256 is not in the vocabulary"),
   ],
 )
 def test_refused_requests(engine: NativeEngine, prompts: list, options: dict, message: str):

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from orbax.checkpoint import v1 as ocp
 
 from maxtext_posttrain.checkpointing.metadata import flatten_tree
@@ -176,6 +177,45 @@ def pretraining_argv(
     sft_overrides(sft_argv), way=way, run_name=run_name, step=step, steps=steps, new_run_name=new_run_name
   )
   return [*argv, "dataset_type=synthetic", *(f"{key}={value}" for key, value in keys.items())]
+
+
+def live_state(trainer: Any) -> nnx.State:
+  """The state of a trainer's model and optimizer, as one."""
+  from maxtext_posttrain import maxtext_api
+
+  return nnx.state(maxtext_api.TrainStateNNX(trainer.model, trainer.optimizer), nnx.Not(nnx.Intermediate))
+
+
+def first_pretraining_step(session: Any, argv: Sequence[str]) -> tuple[float, dict[tuple, np.ndarray]]:
+  """Pre-training's own first step on the state SFT holds in memory: its loss, and the items it would save."""
+  from maxtext.configs import pyconfig
+  from maxtext.input_pipeline.input_pipeline_interface import create_data_iterator
+  from maxtext.trainers.pre_train import train
+  from maxtext.utils import sharding, train_utils
+
+  from maxtext_posttrain import maxtext_api
+
+  config = pyconfig.initialize(["train.py", *argv])
+  mesh = maxtext_api.build_mesh(config)
+  pretraining = maxtext_api.pretraining_state(config, mesh)
+  state = jax.tree.map(lambda leaf: leaf.copy(), live_state(session.trainer))
+  shardings = jax.tree.map(lambda leaf: leaf.sharding, pretraining.state)
+  params_shardings, shardings = sharding.maybe_update_params_sharding_with_opt(config, shardings)
+  data_sharding = sharding.get_input_data_sharding(config, mesh)
+  batch = next(create_data_iterator(config, mesh)[0])
+  with maxtext_api.mesh_context(config, mesh):
+    step = train_utils.jit_train_step(
+      config, pretraining.graphdef, state, shardings, data_sharding, train.train_step, params_shardings
+    )
+    state, metrics = step(state, jax.device_put(batch, data_sharding))
+  return float(metrics["scalar"]["learning/loss"]), checkpoint_arrays(state)
+
+
+def checkpoint_arrays(state: nnx.State) -> dict[tuple, np.ndarray]:
+  """What `items` would hold of a train state."""
+  from maxtext_posttrain import maxtext_api
+
+  return {path: as_words(leaf) for path, leaf in flatten_tree(maxtext_api.to_checkpoint_dict(state)).items()}
 
 
 def items(step_folder: Path) -> dict[tuple, np.ndarray]:

@@ -6,10 +6,9 @@ import dataclasses
 
 from etils import epath
 
-from maxtext_posttrain.checkpointing.metadata import ITEMS, TUNIX_OPTIMIZER, TUNIX_PARAMS, step_root
+from maxtext_posttrain.checkpointing.metadata import ITEMS, STEP_METADATA, TUNIX_OPTIMIZER, TUNIX_PARAMS, step_root
 from maxtext_posttrain.errors import CheckpointError
 
-STEP_METADATA = "_CHECKPOINT_METADATA"
 ACTOR = "actor"
 CHECKPOINTS = "checkpoints"
 _ITEM_NAMES = (ITEMS, TUNIX_PARAMS, TUNIX_OPTIMIZER)

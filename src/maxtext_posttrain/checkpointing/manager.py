@@ -19,7 +19,7 @@ from tunix.sft import checkpoint_manager as tunix_checkpoint_manager
 from maxtext_posttrain import maxtext_api
 from maxtext_posttrain.checkpointing import layout, optimizer_layout, reader
 from maxtext_posttrain.checkpointing.data_position import DATA_POSITION, DataPosition, PositionedIterator
-from maxtext_posttrain.checkpointing.metadata import DamagedCheckpointError, describe_checkpoint, reason
+from maxtext_posttrain.checkpointing.metadata import DamagedCheckpointError, describe_checkpoint, reason, step_root
 from maxtext_posttrain.checkpointing.paths import ADAPTER_CHILD
 from maxtext_posttrain.checkpointing.storage import StorageOptions
 from maxtext_posttrain.errors import CheckpointError
@@ -247,12 +247,20 @@ class MaxTextLayoutCheckpointManager(tunix_checkpoint_manager.CheckpointManager)
   ) -> tuple[int, dict[str, Any]]:
     """Restores in place from any step's folder, in MaxText's layout or Tunix's; see `maybe_restore`."""
     start = time.perf_counter()
-    stored = describe_checkpoint(path)
+    root = step_root(path)
     live, plan, target = self._plan(model, optimizer)
-    restored = reader.read_train_state(
-      stored, target.state, target.opt_state, self._storage.context, with_optimizer=optimizer is not None
-    )
-    kept: Mapping[str, Any] = stored.custom_metadata.get(_WRAPPERS_KEY, {})
+    restored = None
+    if optimizer is not None:
+      restored = reader.read_fitting_train_state(root, target.state, self._storage.context)
+    if restored is None:
+      restored = reader.read_train_state(
+        describe_checkpoint(root),
+        target.state,
+        target.opt_state,
+        self._storage.context,
+        with_optimizer=optimizer is not None,
+      )
+    kept: Mapping[str, Any] = restored.custom_metadata.get(_WRAPPERS_KEY, {})
     state = layout.from_pretraining(
       plan, restored.leaves, live, kept, micro_steps_per_update=self._micro_steps_per_update
     )
@@ -260,9 +268,9 @@ class MaxTextLayoutCheckpointManager(tunix_checkpoint_manager.CheckpointManager)
     if optimizer is not None:
       nnx.update(optimizer, state["optimizer"])
     for note in restored.notes:
-      logger.warning("%s: %s", stored.root, note)
-    logger.info("restored %s in %.1f s", stored.root, time.perf_counter() - start)
-    return restored.updates, dict(stored.custom_metadata)
+      logger.warning("%s: %s", root, note)
+    logger.info("restored %s in %.1f s", root, time.perf_counter() - start)
+    return restored.updates, dict(restored.custom_metadata)
 
   def load_parameters(self, path: str, model: nnx.Module) -> None:
     """Loads the weights alone into `model`, as `load_parameters_path` means it; works for a disabled manager too.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import os
 import re
@@ -23,6 +24,8 @@ ITEMS = "items"
 TUNIX_PARAMS = "model_params"
 TUNIX_OPTIMIZER = "optimizer_state"
 DATA_POSITION = "post_train_iter"
+STEP_METADATA = "_CHECKPOINT_METADATA"
+"""The file of a step's folder in which Orbax keeps what was noted of the step."""
 
 Layout = Literal["maxtext", "tunix"]
 KeyPath = tuple[str | int, ...]
@@ -76,6 +79,19 @@ def step_root(path: epath.PathLike) -> epath.Path:
   """The step's folder for a path that names it, or one of its items."""
   path = epath.Path(str(path).rstrip("/"))
   return path.parent if path.name in (ITEMS, TUNIX_PARAMS, TUNIX_OPTIMIZER) else path
+
+
+def noted_metadata(root: epath.Path) -> dict[str, Any]:
+  """The step's custom metadata, read from its file alone and not through its items.
+
+  Raises:
+    OSError: there is no such file.
+    ValueError: it is not what Orbax writes.
+  """
+  noted = json.loads((root / STEP_METADATA).read_text())
+  if not isinstance(noted, Mapping):
+    raise ValueError(f"{root / STEP_METADATA} is not a JSON object")
+  return _json_object(noted.get("custom_metadata"))
 
 
 def load_step_metadata(path: epath.PathLike) -> dict[str, Any]:

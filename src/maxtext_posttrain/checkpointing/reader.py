@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from etils import epath
 from flax import nnx
 from orbax.checkpoint import v1 as ocp
 
@@ -22,6 +23,7 @@ from maxtext_posttrain.checkpointing.metadata import (
   StoredArray,
   StoredCheckpoint,
   flatten_tree,
+  noted_metadata,
   reason,
   stored_shape,
 )
@@ -47,11 +49,42 @@ class RestoredState:
     leaves: pre-training's leaves by path, in the coordinates of `TrainStateNNX`.
     updates: optimizer updates made when it was written.
     notes: what was absent and keeps its fresh value, one line each.
+    custom_metadata: what the writer noted of the step.
   """
 
   leaves: FlatState
   updates: int
   notes: tuple[str, ...] = ()
+  custom_metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def read_fitting_train_state(
+  root: epath.Path, target: nnx.State, make_context: Callable[[], ocp.Context]
+) -> RestoredState | None:
+  """Reads a step in MaxText's layout that holds exactly what `target` asks for, without a look at its arrays before.
+
+  Orbax itself compares trees and shapes when it is to read all of a tree. That saves opening every array once more.
+
+  Args:
+    root: the step's folder.
+    target: see `read_train_state`.
+    make_context: see `read_train_state`.
+
+  Returns:
+    None where it is not so, whatever the reason: `read_train_state` finds that, and says it or makes do.
+  """
+  wanted = maxtext_api.to_checkpoint_dict(jax.tree.map(_abstract, target))
+  if "step" not in wanted or not (root / ITEMS).exists():
+    return None
+  context = make_context()
+  context.pytree.loading.partial_load = False
+  try:
+    noted = noted_metadata(root)
+    with context:
+      items = ocp.load_checkpointables(root, {ITEMS: wanted})[ITEMS]
+  except Exception:  # As in `_load`; what it means is said there.
+    return None
+  return RestoredState(_leaves_from_items(items), int(items["step"]), custom_metadata=noted)
 
 
 def read_train_state(
@@ -111,7 +144,7 @@ def _read_items(
   restored = _load(stored, {ITEMS: wanted}, make_context)[ITEMS]
   leaves = _leaves_from_items(restored)
   updates = int(restored["step"]) if "step" in restored else _step_of_folder(stored)
-  return RestoredState(leaves, updates, tuple(notes))
+  return RestoredState(leaves, updates, tuple(notes), stored.custom_metadata)
 
 
 def _leaves_from_items(items: Mapping[str, Any]) -> FlatState:
@@ -191,7 +224,7 @@ def _read_tunix(
     leaves[path] = np.asarray(updates, dtype=target_flat[path].dtype)
   if with_optimizer:
     leaves[STEP] = np.asarray(updates, dtype=np.uint32)
-  return RestoredState(leaves, updates, tuple(notes))
+  return RestoredState(leaves, updates, tuple(notes), stored.custom_metadata)
 
 
 def _is_rng_state(path: Path) -> bool:

@@ -55,7 +55,11 @@ def run(arguments: Sequence[str]) -> int:
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
   parser = ModelArgumentParser("eval", _DESCRIPTION, others="data with --data")
   parser.add_argument("--data", metavar="FILE", help="a .jsonl, .json or .parquet file (default: the run's own)")
-  parser.add_argument("--columns", metavar="A[,B]", help="its column of messages, or the user's and the assistant's")
+  parser.add_argument(
+    "--columns",
+    metavar="A[,B]",
+    help="its column of messages, or the user's and the assistant's (default: as configured, else those there are)",
+  )
   parser.add_argument("--limit", type=int, metavar="N", help="only its first N rows")
   parser.add_argument("--generate", action=argparse.BooleanOptionalAction, help="whether questions are answered")
   parser.add_argument("--max-new-tokens", type=int, default=256, metavar="N", help="of an answer (default 256)")
@@ -117,7 +121,7 @@ class _Job:
     from maxtext_posttrain.logs import quiet_imports
 
     with quiet_imports(show=options.debug):
-      from maxtext_posttrain.data import DataOptions, prepare_rows
+      from maxtext_posttrain.data import DataOptions, find_columns, prepare_rows
       from maxtext_posttrain.evaluation.output import check_output, default_output
       from maxtext_posttrain.models.source import find_source
       from maxtext_posttrain.tokenizers import configured_tokenizer
@@ -128,6 +132,9 @@ class _Job:
     data = dataclasses.replace(DataOptions.from_config(config, "eval"), limit=options.limit)
     if data.dataset_type == "synthetic" or not data.configured:
       raise ConfigError(f"{source.config} names no evaluation data: give --data FILE")
+    named = {"eval_data_columns", "train_data_columns"} & config.beyond_defaults
+    if options.data is not None and not named and (columns := find_columns(data)):
+      data = dataclasses.replace(data, columns=columns)
     tokenizer = configured_tokenizer(config)
     if tokenizer is None:
       raise ConfigError(f"{source.config} names no tokenizer: give tokenizer_path=… and tokenizer_type=…")

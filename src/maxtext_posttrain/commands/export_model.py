@@ -25,7 +25,10 @@ def run(arguments: Sequence[str]) -> int:
   )
   options = parser.parse_args(arguments)
 
-  from maxtext_posttrain.models.exporting import export_model, parse_size
+  from maxtext_posttrain.logs import quiet_imports
+
+  with quiet_imports(show=False):
+    from maxtext_posttrain.models.exporting import export_model, parse_size
 
   exported = export_model(
     options.source,

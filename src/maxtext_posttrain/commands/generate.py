@@ -89,7 +89,7 @@ class _Session:
     import dataclasses
 
     from maxtext_posttrain.rollout.native import NativeEngine
-    from maxtext_posttrain.rollout.text import stop_tokens
+    from maxtext_posttrain.rollout.text import chat_stops, stop_tokens
 
     if loaded.tokenizer is None:
       raise ConfigError(
@@ -99,8 +99,11 @@ class _Session:
     self._options = options
     self._tokenizer: Tokenizer = loaded.tokenizer
     stops = stop_tokens(self._tokenizer, options.stop, chat=not options.raw)
+    self._end, sequences = (None, ()) if options.raw else chat_stops(self._tokenizer)
     self._sampling = dataclasses.replace(
-      sampling, stop_token_ids=tuple(token for token in stops if token < loaded.maxtext.vocab_size)
+      sampling,
+      stop_token_ids=tuple(token for token in stops if token < loaded.maxtext.vocab_size),
+      stop_sequences=sequences,
     )
     self._engine: NativeEngine = NativeEngine(loaded.maxtext, loaded.mesh, loaded.model)
 
@@ -116,7 +119,7 @@ class _Session:
     samples = self._sampling.n
     for number, completion in enumerate(completions):
       prompt, sample = divmod(number, samples)
-      text = completion_text(self._tokenizer, completion)
+      text = completion_text(self._tokenizer, completion, self._end)
       if self._options.json:
         ids = {"token_ids": completion.token_ids, "log_probs": completion.log_probs}
         fields = {"prompt": texts[prompt], "sample": sample, "completion": text, **ids}
@@ -141,7 +144,7 @@ class _Session:
       elif text:
         messages.append(_turn("user", text))
         completion = self._engine.generate([chat_prompt(self._tokenizer, messages)], self._sampling)[0]
-        answer = completion_text(self._tokenizer, completion)
+        answer = completion_text(self._tokenizer, completion, self._end)
         messages.append(_turn("assistant", answer))
         print(answer, flush=True)
       self._ask()

@@ -32,7 +32,10 @@ def run(arguments: Sequence[str]) -> int:
   )
   options = parser.parse_args(arguments)
 
-  from maxtext_posttrain.models.importing import import_model
+  from maxtext_posttrain.logs import quiet_imports
+
+  with quiet_imports(show=False):
+    from maxtext_posttrain.models.importing import import_model
 
   imported = import_model(
     options.source, options.out, scan_layers=not options.unscanned, dtype=options.dtype, untie=options.untie

@@ -43,11 +43,15 @@ def _commands(inspection: Inspection) -> Iterator[tuple[str, str]]:
   if inspection.diagnosis.verdict(PARAMETERS).answer != "yes":
     return
   path = root if inspection.location.run is None or not inspection.location.newest else str(inspection.location.run)
-  for name, arguments in (("generate", ["--prompt", "Hello"]), ("export", [f"{path}-hf"])):
+  tools = {
+    "generate": "--prompt Hello",
+    "eval": "--data <a .jsonl, .json or .parquet file>",
+    "export": shlex.quote(f"{path}-hf"),
+  }
+  for name, arguments in tools.items():
     if name in TOOLS:
-      tail = [] if config is not None else ["--config"]
-      command = shlex.join(["posttrain", name, path, *arguments, *tail])
-      yield name, command if config is not None else f"{command} <its YAML>"
+      command = f"{shlex.join(['posttrain', name, path])} {arguments}"
+      yield name, command if config is not None else f"{command} --config <its YAML>"
 
 
 def _config_beside(inspection: Inspection) -> Path | None:

@@ -12,6 +12,7 @@ from maxtext_posttrain.data.pipeline import (
   prepare_rows,
   prepare_train_rows,
 )
+from maxtext_posttrain.data.records import find_columns
 from maxtext_posttrain.data.report import DataReport
 from maxtext_posttrain.data.step_budget import StepBudgetedIterator, group_batches
 
@@ -25,6 +26,7 @@ __all__ = [
   "PreparedRows",
   "RowDataset",
   "StepBudgetedIterator",
+  "find_columns",
   "group_batches",
   "prepare_chats",
   "prepare_eval_rows",

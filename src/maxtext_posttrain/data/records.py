@@ -56,6 +56,17 @@ def read_rows(options: DataOptions) -> Iterator[Row]:
   return itertools.chain(peeked, rows)
 
 
+def find_columns(options: DataOptions) -> tuple[str, ...] | None:
+  """The columns of chats, by the names that are common, which the first rows of a data set have; None without any.
+
+  Raises:
+    DataError: the files or the data set cannot be found or read at all.
+  """
+  peeked = list(itertools.islice(_read_source(options), _PEEKED_ROWS))
+  existing = {key for row in peeked if isinstance(row.value, dict) for key in row.value}
+  return next((known for known in _KNOWN_COLUMNS if existing.issuperset(known)), None)
+
+
 def describe_source(options: DataOptions) -> str:
   """The data set's name for logs and messages."""
   if options.files:

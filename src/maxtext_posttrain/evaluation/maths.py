@@ -12,7 +12,7 @@ from maxtext_posttrain.evaluation.questions import Question
 from maxtext_posttrain.models.loading import LoadedModel
 from maxtext_posttrain.rollout.native import NativeEngine
 from maxtext_posttrain.rollout.options import FinishReason, SamplingOptions
-from maxtext_posttrain.rollout.text import completion_text, stop_tokens
+from maxtext_posttrain.rollout.text import chat_stops, completion_text, stop_tokens
 from maxtext_posttrain.tokenizers import Tokenizer
 
 
@@ -76,6 +76,7 @@ class Answerer:
     self._engine = NativeEngine(loaded.maxtext, loaded.mesh, loaded.model, max_batch=batch_size)
     stops = stop_tokens(tokenizer, (), chat=True)
     self._stops = tuple(token for token in stops if token < self._engine.vocab_size)
+    self._end, self._sequences = chat_stops(tokenizer)
 
   def answer(
     self, questions: Sequence[Question], sampling: SamplingOptions, *, progress: Callable[[int, int], None]
@@ -87,13 +88,13 @@ class Answerer:
       sampling: how tokens are chosen; its stop tokens are this class's.
       progress: is told how many answers there are, and how many there will be.
     """
-    sampling = dataclasses.replace(sampling, stop_token_ids=self._stops)
+    sampling = dataclasses.replace(sampling, stop_token_ids=self._stops, stop_sequences=self._sequences)
     completions = self._engine.generate([question.prompt for question in questions], sampling, progress=progress)
     graded: list[list[GradedAnswer]] = []
     for index, question in enumerate(questions):
       answers = []
       for completion in completions[index * sampling.n : (index + 1) * sampling.n]:
-        text = completion_text(self._tokenizer, completion)
+        text = completion_text(self._tokenizer, completion, self._end)
         answers.append(grade(question.answer, text, len(completion.token_ids), completion.finish_reason))
       graded.append(answers)
     return graded

@@ -12,6 +12,7 @@ import numpy as np
 
 from maxtext_posttrain.config import Config, load_model_config
 from maxtext_posttrain.errors import ConfigError, ModelError
+from maxtext_posttrain.logs import quiet_imports
 from maxtext_posttrain.models.architecture import Architecture
 from maxtext_posttrain.models.families import EMBEDDING, HEAD
 from maxtext_posttrain.models.huggingface_config import huggingface_config
@@ -92,7 +93,8 @@ def export_model(
   source = find_source(path, config)
   settings = load_model_config([str(source.config)])
   architecture = from_maxtext(settings, str(source.config))
-  from maxtext_posttrain.models.items import read_parameters
+  with quiet_imports(show=False):
+    from maxtext_posttrain.models.items import read_parameters
 
   parameters, scan_layers = read_parameters(str(source.items))
   scan_axis = settings.param_scan_axis

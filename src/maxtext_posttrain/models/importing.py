@@ -13,6 +13,7 @@ import yaml
 
 from maxtext_posttrain.config.saved import MODEL_CONFIG
 from maxtext_posttrain.errors import ModelError
+from maxtext_posttrain.logs import quiet_imports
 from maxtext_posttrain.models.architecture import Architecture
 from maxtext_posttrain.models.families import EMBEDDING, GEMMA2, GEMMA3, HEAD
 from maxtext_posttrain.models.huggingface_config import from_huggingface
@@ -89,7 +90,8 @@ def import_model(
     if not any(tokenizer.iterdir()):
       tokenizer.rmdir()
     parameters = fill_parameters(tensors, weights, architecture, DTYPES[dtype], tied_head=tied_source)
-    from maxtext_posttrain.models.items import write_items
+    with quiet_imports(show=False):
+      from maxtext_posttrain.models.items import write_items
 
     write_items(folder / "0", parameters, scan_layers=scan_layers)
   notes = (*architecture.notes, *filter(None, (missing, rounding_note(architecture, dtype))))

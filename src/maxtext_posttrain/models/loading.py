@@ -64,7 +64,9 @@ def load_model(
   maxtext = maxtext_api.build_config(chosen, hidden_environment=config.environment)
   mesh = maxtext_api.build_mesh(maxtext)
   with maxtext_api.mesh_context(maxtext, mesh):
-    model = maxtext_api.init_model(maxtext, maxtext_api.pretraining_state(maxtext, mesh), mesh)
+    pretraining = maxtext_api.pretraining_state(maxtext, mesh)
+    model = pretraining.abstract_model
     manager = MaxTextLayoutCheckpointManager(None, None, config)
     manager.load_parameters(str(source.items), model)
+    nnx.update(model, maxtext_api.init_all_but_weights(maxtext, pretraining))
   return LoadedModel(source, config, maxtext, mesh, model, configured_tokenizer(config))

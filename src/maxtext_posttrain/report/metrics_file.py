@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from maxtext_posttrain.errors import TrainingError
+from maxtext_posttrain.files import write_atomically
 from maxtext_posttrain.report.logger import one_line_errors
 
 
@@ -30,9 +31,7 @@ class MetricsFile:
       path.parent.mkdir(parents=True, exist_ok=True)
       kept = [record for record in read_metrics(path) if record["step"] <= completed_steps] if path.exists() else []
       self._seen = {(record["kind"], record["step"]) for record in kept}
-      temporary = path.with_suffix(".jsonl.tmp")
-      temporary.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
-      temporary.replace(path)
+      write_atomically(path, "".join(json.dumps(record) + "\n" for record in kept))
       self._file: TextIO = path.open("a", encoding="utf-8")
 
   def has(self, kind: str, step: int) -> bool:

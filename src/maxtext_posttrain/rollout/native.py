@@ -22,20 +22,22 @@ from maxtext_posttrain import maxtext_api
 from maxtext_posttrain.errors import GenerationError
 from maxtext_posttrain.losses.sft import token_log_probs
 from maxtext_posttrain.maxtext_api import MaxTextConfig
+from maxtext_posttrain.performance import compiler_options
 from maxtext_posttrain.rollout import sampling
 from maxtext_posttrain.rollout.options import Completion, SamplingOptions
 from maxtext_posttrain.rollout.weights import LayerSplitter, Path, by_path, model_weights
 
 _SMALLEST_LENGTH = 16
-_STOP_TOKENS = 8
+_STOPS = 8
 _NO_TOKEN = -1
+_ANY_TOKEN = -2
 
 
 class NativeEngine:
   """Generates with one MaxText model, whose weights may be others at each call.
 
   The engine holds no weights of its own: those of `model` are used where they lie, without a copy where the model's
-  layers are apart; stacked layers (`scan_layers`) are taken apart once a call, for its duration.
+  layers are apart; stacked layers (`scan_layers`) are taken apart once a wave, for its duration.
 
   Attributes:
     max_context: tokens of a prompt and its completion together, at most.
@@ -77,8 +79,8 @@ class NativeEngine:
     self._weights = model_weights(decoder)
     self._graphdef, self._drawn, _ = nnx.split(decoder, nnx.RngState, ...)
     self._split_layers = LayerSplitter(model_weights(model), self._weights, config.param_scan_axis)
-    self._apart = jax.jit(self._split_layers.__call__)
-    self._wave = jax.jit(self._run_wave, static_argnames=("room",))
+    options = compiler_options(mesh.devices.flat[0].platform)
+    self._wave = jax.jit(self._run_wave, static_argnames=("room",), compiler_options=options)
     self.programs = 0
 
   def generate(
@@ -107,7 +109,6 @@ class NativeEngine:
     arrays = by_path(model_weights(self._model) if weights is None else weights)
     completions: dict[int, Completion] = {}
     with maxtext_api.mesh_context(self._config, self._mesh):
-      arrays = self._apart(arrays) if self._split_layers.stacked else self._split_layers(arrays)
       for wave in _waves(requests, self.max_batch):
         completions |= self._generate_wave(arrays, wave, options)
         if progress is not None:
@@ -115,7 +116,7 @@ class NativeEngine:
     return [completions[number] for number in range(len(requests))]
 
   def _requests(self, prompts: Sequence[Sequence[int]], options: SamplingOptions) -> list[_Request]:
-    for token in options.stop_token_ids:
+    for token in (token for sequence in options.stops for token in sequence):
       if token >= self.vocab_size:
         raise GenerationError(f"stop token {token} is not in the vocabulary of {self.vocab_size} tokens")
     requests = []
@@ -152,13 +153,12 @@ class NativeEngine:
       prompt=np.zeros(batch, np.int32),
       sample=np.zeros(batch, np.int32),
       seed=sampling.request_key(options.seed),
-      stops=np.full(_power_of_two(len(options.stop_token_ids), at_least=_STOP_TOKENS), _NO_TOKEN, np.int32),
+      stops=_stops(options.stops),
       temperature=np.float32(options.temperature),
       top_k=np.int32(options.top_k),
       top_p=np.float32(options.top_p),
       log_prob_temperature=np.float32((options.tempered_log_probs and options.temperature) or 1.0),
     )
-    arrays.stops[: len(options.stop_token_ids)] = options.stop_token_ids
     for row, request in enumerate(wave):
       size = request.tokens.size - 1
       arrays.prompts[row, :size] = request.tokens[:-1]
@@ -181,16 +181,16 @@ class NativeEngine:
     self, weights: Mapping[Path, jax.Array], wave: _Wave, *, room: int
   ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """Generates a wave; returns tokens and log-probabilities [batch, room], how many of each row count, and whether
-    it stopped by a stop token."""
+    it stopped by a stop token or sequence."""
     # Runs when it is traced, so once for each combination of sizes.
     self.programs += 1
-    batch, width = wave.prompts.shape
+    batch, longest_stop = wave.prompts.shape[0], wave.stops.shape[1]
     # Dropout is off: what would be drawn is never read.
     drawn = jax.tree.map(_zeros, self._drawn)
-    variables = nnx.map_state(lambda path, variable: variable.replace(weights[tuple(path)]), self._weights)
+    apart = self._split_layers(weights)
+    variables = nnx.map_state(lambda path, variable: variable.replace(apart[tuple(path)]), self._weights)
     model = nnx.merge(self._graphdef, drawn, variables, copy=True)
-    maxtext_api.add_kv_caches(model, batch=batch, prompt_length=width, new_tokens=room)
-    maxtext_api.prefill(model, wave.prompts, wave.lengths)
+    maxtext_api.prefill(model, wave.prompts, wave.lengths, new_tokens=room)
     graphdef, caches, rest = nnx.split(model, nnx.Cache, ...)
     # Else XLA keeps the prompts' keys and values as the layers made them, and transposes them again for each token.
     caches = jax.lax.optimization_barrier(caches)
@@ -207,7 +207,10 @@ class NativeEngine:
         top_p=wave.top_p,
       )
       log_prob = token_log_probs(logits / wave.log_prob_temperature, token)
-      ended = jnp.any(token[:, None] == wave.stops, axis=-1)
+      # In front of the first token are as many columns as the longest stop sequence needs.
+      tokens = jax.lax.dynamic_update_index_in_dim(state.tokens, token, state.step + longest_stop - 1, 1)
+      newest = jax.lax.dynamic_slice_in_dim(tokens, state.step, longest_stop, 1)[:, None]
+      ended = jnp.any(jnp.all((newest == wave.stops) | (wave.stops == _ANY_TOKEN), axis=-1), axis=-1)
       counts = state.counts + state.active
       return _State(
         step=state.step + 1,
@@ -215,7 +218,7 @@ class NativeEngine:
         active=state.active & ~ended & (counts < wave.budgets),
         stopped=state.stopped | (state.active & ended),
         counts=counts,
-        tokens=jax.lax.dynamic_update_index_in_dim(state.tokens, token, state.step, 1),
+        tokens=tokens,
         log_probs=jax.lax.dynamic_update_index_in_dim(state.log_probs, log_prob, state.step, 1),
         caches=nnx.state(model, nnx.Cache),
       )
@@ -226,12 +229,12 @@ class NativeEngine:
       active=wave.budgets > 0,
       stopped=jnp.zeros(batch, bool),
       counts=jnp.zeros(batch, jnp.int32),
-      tokens=jnp.zeros((batch, room), jnp.int32),
+      tokens=jnp.full((batch, longest_stop - 1 + room), _NO_TOKEN, jnp.int32),
       log_probs=jnp.zeros((batch, room), jnp.float32),
       caches=caches,
     )
     end = jax.lax.while_loop(lambda state: jnp.any(state.active), step, start)
-    return end.tokens, end.log_probs, end.counts, end.stopped
+    return end.tokens[:, longest_stop - 1 :], end.log_probs, end.counts, end.stopped
 
 
 @dataclasses.dataclass(frozen=True)
@@ -248,7 +251,11 @@ class _Request:
 @functools.partial(jax.tree_util.register_dataclass)
 @dataclasses.dataclass(frozen=True)
 class _Wave:
-  """What a wave's program takes beside the weights; the first six are [batch, …], rows without a budget are empty."""
+  """What a wave's program takes beside the weights.
+
+  The first six are [batch, …], rows without a budget are empty. Stops are rows of tokens, filled from the left with
+  what any token fits, from above with what none fits.
+  """
 
   prompts: Any
   lengths: Any
@@ -283,6 +290,15 @@ def _zeros(leaf: jax.ShapeDtypeStruct) -> jax.Array:
   if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
     return jax.random.key(0)
   return jnp.zeros(leaf.shape, leaf.dtype)
+
+
+def _stops(sequences: Sequence[Sequence[int]]) -> np.ndarray:
+  """Stop sequences as `_Wave` has them, [stops, longest] int32."""
+  longest = _power_of_two(max(map(len, sequences), default=1), at_least=1)
+  stops = np.full((_power_of_two(len(sequences), at_least=_STOPS), longest), _NO_TOKEN, np.int32)
+  for row, sequence in enumerate(sequences):
+    stops[row] = [_ANY_TOKEN] * (longest - len(sequence)) + list(sequence)
+  return stops
 
 
 def _waves(requests: Sequence[_Request], size: int) -> list[list[_Request]]:

@@ -25,6 +25,7 @@ class SamplingOptions:
     seed: of the random draws, from 0 to 2**64 - 1. Sample j of prompt i draws by (seed, i, j, token) alone, whatever
       else is generated beside it.
     stop_token_ids: a completion ends with the first of these.
+    stop_sequences: a completion ends when its last tokens are one of these, each of one token or more.
     n: completions of each prompt.
     tempered_log_probs: log-probabilities are those at `temperature`, before top-k and top-p; else at temperature 1.
 
@@ -38,6 +39,7 @@ class SamplingOptions:
   top_p: float = 1.0
   seed: int = 0
   stop_token_ids: Sequence[int] = ()
+  stop_sequences: Sequence[Sequence[int]] = ()
   n: int = 1
   tempered_log_probs: bool = False
 
@@ -50,8 +52,16 @@ class SamplingOptions:
       raise GenerationError(f"temperature is {self.temperature}: it must be 0 (greedy) or a positive number")
     if not 0 < self.top_p <= 1:
       raise GenerationError(f"top_p is {self.top_p}: it must be above 0 and at most 1 (which keeps every token)")
-    for token in self.stop_token_ids:
-      _integer("a stop token", token, 0, _INT32_MAX)
+    for sequence in self.stops:
+      if not sequence:
+        raise GenerationError("a stop sequence is empty: it needs at least one token")
+      for token in sequence:
+        _integer("a stop token", token, 0, _INT32_MAX)
+
+  @property
+  def stops(self) -> list[tuple[int, ...]]:
+    """All that ends a completion: stop tokens and stop sequences."""
+    return [*((token,) for token in self.stop_token_ids), *map(tuple, self.stop_sequences)]
 
 
 def _integer(name: str, value: int, low: int, high: int) -> None:
@@ -69,10 +79,11 @@ class Completion:
   """One completion of one prompt.
 
   Attributes:
-    token_ids: the tokens chosen, the stop token included where one came.
+    token_ids: the tokens chosen, the stop token or sequence included where one came.
     log_probs: of each token, over the whole vocabulary: under the model's own distribution, temperature 1, unless
       `tempered_log_probs` was asked for.
-    finish_reason: `stop` after a stop token; `length` at `max_new_tokens` or at the end of the model's context.
+    finish_reason: `stop` after a stop token or sequence; `length` at `max_new_tokens` or at the end of the model's
+      context.
   """
 
   token_ids: list[int]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 _BLOCK = 128
+_SUM_PRECISION = 1e-5
 _KEY_IMPL = "threefry2x32"
 
 
@@ -68,33 +71,78 @@ def choose(
 
 def _truncate(weights: jax.Array, top_k: jax.Array, top_p: jax.Array) -> jax.Array:
   """Weights [batch, vocab] from 0 to 1, with zeros where top-k, then top-p, drop the token."""
-  vocab = weights.shape[-1]
-  count = jnp.where(top_k > 0, jnp.minimum(top_k, vocab), vocab).astype(jnp.float32)
+  batch, vocab = weights.shape
   # Floats from 0 on sort as their bits do.
   ranks = jax.lax.bitcast_convert_type(weights, jnp.int32)
-  kept = jnp.where(ranks >= _threshold(ranks, jnp.ones_like(weights), count)[:, None], weights, 0.0)
-  mass = jnp.sum(kept, axis=-1)
-  return jnp.where(ranks >= _threshold(ranks, kept, top_p * mass)[:, None], kept, 0.0)
+  everything = jnp.zeros(batch, jnp.int32)
+
+  def most_probable() -> jax.Array:
+    return _threshold(ranks, None, top_k, everything)
+
+  low = jax.lax.cond((top_k > 0) & (top_k < vocab), most_probable, lambda: everything)
+  kept = jnp.where(ranks >= low[:, None], weights, 0.0)
+
+  def nucleus() -> jax.Array:
+    return _threshold(ranks, kept, top_p * jnp.sum(kept, axis=-1), low)
+
+  return jnp.where(ranks >= jax.lax.cond(top_p < 1.0, nucleus, lambda: low)[:, None], kept, 0.0)
 
 
-def _threshold(ranks: jax.Array, amounts: jax.Array, target: jax.Array) -> jax.Array:
-  """The largest rank such that the amounts at it and above reach the target; 0 where even all do not; [batch] int32.
+def _threshold(ranks: jax.Array, amounts: jax.Array | None, target: jax.Array, low: jax.Array) -> jax.Array:
+  """A rank such that the amounts at it and above reach the target, and without its lowest tokens do not.
 
-  By bisection over the rank's bits: an exact answer without a sort.
+  By bisection over the rank's bits, until one token is left to decide on: an exact answer without a sort.
+
+  Args:
+    ranks: [batch, vocab] int32, the bits of the weights.
+    amounts: [batch, vocab] float32, weights, zero where they do not count; None counts tokens.
+    target: scalar or [batch].
+    low: [batch] int32, the smallest rank that is looked at; it is the answer where all amounts do not reach the target.
+
+  Returns:
+    [batch] int32.
   """
-  target = jnp.broadcast_to(target, ranks.shape[:1])
-  top = jnp.max(ranks, axis=-1)
+  target = jnp.broadcast_to(target, low.shape)
 
-  def narrow(bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-    low, high = bounds
-    middle = low + (high - low + 1) // 2
-    reached = jnp.sum(jnp.where(ranks >= middle[:, None], amounts, 0.0), axis=-1) >= target
-    return jnp.where(reached, middle, low), jnp.where(reached, high, middle - 1)
+  def from_rank(rank: jax.Array) -> jax.Array:
+    inside = ranks >= rank[:, None]
+    if amounts is None:
+      return jnp.sum(inside, axis=-1, dtype=jnp.int32)
+    return jnp.sum(jnp.where(inside, amounts, 0.0), axis=-1)
 
-  def unsettled(bounds: tuple[jax.Array, jax.Array]) -> jax.Array:
-    return jnp.any(bounds[0] < bounds[1])
+  def narrow(state: _Bisection) -> _Bisection:
+    middle = state.low + (state.high - state.low + 1) // 2
+    amount = from_rank(middle)
+    reached = amount >= target
+    return _Bisection(
+      low=jnp.where(reached, middle, state.low),
+      high=jnp.where(reached, state.high, middle - 1),
+      from_low=jnp.where(reached, amount, state.from_low),
+      above_high=jnp.where(reached, state.above_high, amount),
+    )
 
-  return jax.lax.while_loop(unsettled, narrow, (jnp.zeros_like(top), top))[0]
+  def unsettled(state: _Bisection) -> jax.Array:
+    between = state.from_low - state.above_high
+    if amounts is None:
+      several = between > 1
+    else:
+      # Each token between weighs at least this; sums are not told apart below their rounding.
+      least = jax.lax.bitcast_convert_type(state.low, jnp.float32)
+      several = (between > 1.5 * least) | (least < _SUM_PRECISION * whole)
+    return jnp.any((state.low < state.high) & several)
+
+  whole = from_rank(low)
+  start = _Bisection(low, jnp.max(ranks, axis=-1), whole, jnp.zeros_like(whole))
+  return jax.lax.while_loop(unsettled, narrow, start).low
+
+
+class _Bisection(NamedTuple):
+  """The ranks, [batch], between which the threshold lies, and the amounts from the lower on and above the higher."""
+
+  low: jax.Array
+  high: jax.Array
+  from_low: jax.Array
+  above_high: jax.Array
 
 
 def _draw(weights: jax.Array, draws: jax.Array) -> jax.Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 from maxtext_posttrain.errors import ChatTemplateError, GenerationError
@@ -9,6 +10,8 @@ from maxtext_posttrain.rollout.options import Completion
 from maxtext_posttrain.tokenizers import Tokenizer
 
 Message = Mapping[str, str]
+_WORDS = ("Yes.", "so it is", "(17)")
+"""Answers that end with a mark, a letter and a bracket: what follows may share a token with each."""
 
 
 def chat_prompt(tokenizer: Tokenizer, messages: Sequence[Message]) -> list[int]:
@@ -45,7 +48,7 @@ def stop_tokens(tokenizer: Tokenizer, named: Sequence[str], *, chat: bool) -> tu
 
 def _end_of_turn(tokenizer: Tokenizer) -> set[int]:
   """The special token that the template puts after an assistant's words; none where it puts no such token."""
-  turns = [{"role": "user", "content": "."}, {"role": "assistant", "content": "."}]
+  turns = [_turn("user", "."), _turn("assistant", ".")]
   try:
     rendered = tokenizer.render_conversation(turns)
   except ChatTemplateError:
@@ -54,7 +57,57 @@ def _end_of_turn(tokenizer: Tokenizer) -> set[int]:
   return {token for token in said[-1:] if token in tokenizer.special_tokens.values()}
 
 
-def completion_text(tokenizer: Tokenizer, completion: Completion) -> str:
-  """What a completion says; ids above the tokenizer's, which a padded vocabulary has, say nothing."""
+@dataclasses.dataclass(frozen=True)
+class WrittenEnd:
+  """An end of turn that is ordinary text to the vocabulary, as `<|im_end|>` is to Llama 2's.
+
+  Attributes:
+    text: as it is spelled.
+    token_ids: with which it ends whatever stands before it; its first characters may share a token with that.
+  """
+
+  text: str
+  token_ids: tuple[int, ...]
+
+
+def written_end(tokenizer: Tokenizer) -> WrittenEnd | None:
+  """The text that the template puts after an assistant's words; None where it is a special token, or none is."""
+  said: list[list[int]] = []
+  ends: set[str] = set()
+  for words in _WORDS:
+    try:
+      rendered = tokenizer.render_conversation([_turn("user", "."), _turn("assistant", words)])
+    except ChatTemplateError:
+      return None
+    trained = [token for token, is_said in zip(rendered.input_ids, rendered.assistant_mask, strict=True) if is_said]
+    said.append(trained)
+    ends.add(tokenizer.decode(trained).rpartition(words)[2].strip())
+  if len(ends) != 1 or not (text := ends.pop()) or {ids[-1] for ids in said} & set(tokenizer.special_tokens.values()):
+    return None
+  shared = 0
+  while shared < min(map(len, said)) and len({ids[-shared - 1] for ids in said}) == 1:
+    shared += 1
+  token_ids = tuple(said[0][-shared:]) if shared else ()
+  # A few last characters of it, as >, may stand in any answer.
+  whole = len(tokenizer.decode(list(token_ids)).strip()) >= len(text) - 1
+  return WrittenEnd(text, token_ids if whole else ())
+
+
+def chat_stops(tokenizer: Tokenizer) -> tuple[WrittenEnd | None, tuple[tuple[int, ...], ...]]:
+  """The written end of turn, and the stop sequences that it means to an engine."""
+  end = written_end(tokenizer)
+  return end, () if end is None or not end.token_ids else (end.token_ids,)
+
+
+def completion_text(tokenizer: Tokenizer, completion: Completion, end: WrittenEnd | None = None) -> str:
+  """What a completion says, up to a written end of turn.
+
+  Ids above the tokenizer's, which a padded vocabulary has, say nothing.
+  """
   known = [token for token in completion.token_ids if token < tokenizer.vocab_size]
-  return tokenizer.decode(known, skip_special_tokens=True)
+  text = tokenizer.decode(known, skip_special_tokens=True)
+  return text if end is None else text.partition(end.text)[0]
+
+
+def _turn(role: str, content: str) -> dict[str, str]:
+  return {"role": role, "content": content}

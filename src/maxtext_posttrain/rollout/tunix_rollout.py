@@ -23,7 +23,7 @@ from maxtext_posttrain.losses.grpo import log_probs_and_entropy
 from maxtext_posttrain.maxtext_api import MaxTextConfig
 from maxtext_posttrain.rollout.native import NativeEngine
 from maxtext_posttrain.rollout.options import SamplingOptions
-from maxtext_posttrain.rollout.text import completion_text
+from maxtext_posttrain.rollout.text import WrittenEnd, completion_text
 from maxtext_posttrain.rollout.weights import model_weights, weights_of
 from maxtext_posttrain.tokenizers import Tokenizer
 
@@ -46,6 +46,8 @@ class NativeRollout(base_rollout.BaseRollout):
     rollout_config: base_rollout.RolloutConfig,
     maxtext: MaxTextConfig,
     texts: Tokenizer,
+    stop_sequences: Sequence[Sequence[int]] = (),
+    written_end: WrittenEnd | None = None,
     max_batch: int = 64,
   ):
     """Looks at the model; nothing is compiled yet.
@@ -57,6 +59,8 @@ class NativeRollout(base_rollout.BaseRollout):
       rollout_config: the tokens that end a completion (`eos_tokens`), unless a call brings its own.
       maxtext: the model's configuration.
       texts: of the prompts given as text, and of the completions.
+      stop_sequences: a completion ends with one of these too.
+      written_end: what a completion's text goes up to.
       max_batch: completions generated at once, at most.
 
     Raises:
@@ -65,6 +69,8 @@ class NativeRollout(base_rollout.BaseRollout):
     del tokenizer
     self._model = rollout_actor
     self._texts = texts
+    self._stop_sequences = stop_sequences
+    self._end = written_end
     self._mesh = mesh
     self._maxtext = maxtext
     self._eos_tokens = tuple(rollout_config.eos_tokens or (texts.eos_id,))
@@ -106,7 +112,7 @@ class NativeRollout(base_rollout.BaseRollout):
     for row, prompt in enumerate(ids):
       padded[row, rollout_config.max_prompt_length - len(prompt) :] = prompt
     return base_rollout.RolloutOutput(
-      text=[completion_text(self._texts, completion) for completion in completions],
+      text=[completion_text(self._texts, completion, self._end) for completion in completions],
       logits=[],
       tokens=[np.asarray(completion.token_ids, np.int32) for completion in completions],
       left_padded_prompt_tokens=padded,
@@ -122,6 +128,7 @@ class NativeRollout(base_rollout.BaseRollout):
       top_p=1.0 if rollout_config.top_p is None else float(rollout_config.top_p),
       seed=0 if seed is None else int(seed),
       stop_token_ids=tuple(rollout_config.eos_tokens or self._eos_tokens),
+      stop_sequences=self._stop_sequences,
       tempered_log_probs=True,
     )
 

@@ -65,7 +65,6 @@ class LayerSplitter:
       GenerationError: they are not the same model.
     """
     self._slices = dict(_slices(given, scan_axis))
-    self.stacked = any(part.axis is not None for part in self._slices.values())
     shapes = {path: leaf.shape for path, leaf in by_path(wanted).items()}
     have = by_path(given)
     _refuse("lacks", shapes.keys() - self._slices.keys())

@@ -29,7 +29,7 @@ class CollectorSettings:
 
   Attributes:
     sampling: Tunix's settings of the engine; the seed is set anew for each rollout.
-    stops: tokens that end a completion.
+    ends: the last tokens of a completion that ended by itself, of one token or more each.
     seed: of all rollouts, below 2**32.
     scale: of the advantages.
     epsilon: of the advantages.
@@ -38,7 +38,7 @@ class CollectorSettings:
   """
 
   sampling: base_rollout.RolloutConfig
-  stops: frozenset[int]
+  ends: Sequence[tuple[int, ...]]
   seed: int = 0
   scale: AdvantageScale = "std"
   epsilon: float = 1e-6
@@ -129,7 +129,7 @@ class RolloutCollector:
     texts = [] if output is None else output.text
     _check(tokens, log_probs, len(ids))
     clock.append(time.perf_counter())
-    truncated = [not len(each) or int(each[-1]) not in settings.stops for each in tokens]
+    truncated = [not any(tuple(each[-len(end) :].tolist()) == end for end in settings.ends) for each in tokens]
     samples = [
       RewardSample(self._prompts.texts[row], text, self._prompts.answers[row], len(each), cut)
       for row, text, each, cut in zip(np.repeat(asked, shape.generations), texts, tokens, truncated, strict=True)

@@ -39,7 +39,7 @@ from maxtext_posttrain.maxtext_api import MaxTextConfig
 from maxtext_posttrain.report.metrics_file import MetricsFile
 from maxtext_posttrain.rewards.pool import RewardPool
 from maxtext_posttrain.rewards.sample import RewardSettings
-from maxtext_posttrain.rollout.text import stop_tokens
+from maxtext_posttrain.rollout.text import chat_stops, stop_tokens
 from maxtext_posttrain.rollout.tunix_rollout import NativeRollout
 from maxtext_posttrain.tokenizers import Tokenizer, configured_tokenizer
 from maxtext_posttrain.trainers.collector import CollectorSettings, LogProbs, RolloutCollector, WrittenSample
@@ -210,7 +210,9 @@ class Players:
     self._session = session
     self._tokenizer: Tokenizer = configured_tokenizer(config)
     vocab_size = session.maxtext.vocab_size
-    self._stops = tuple(token for token in stop_tokens(self._tokenizer, (), chat=True) if token < vocab_size)
+    stops = [token for token in stop_tokens(self._tokenizer, (), chat=True) if token < vocab_size]
+    end, sequences = chat_stops(self._tokenizer)
+    self._ends = (*((token,) for token in stops), *sequences)
     top_p = config.decode_sampling_nucleus_p
     self._sampling = base_rollout.RolloutConfig(
       max_tokens_to_generate=completion_limit(config),
@@ -218,7 +220,7 @@ class Players:
       top_p=None if top_p == -1 else float(top_p),
       top_k=config.decode_sampling_top_k,
       max_prompt_length=config.max_prefill_predict_length,
-      eos_tokens=list(self._stops),
+      eos_tokens=stops,
       return_logprobs=True,
     )
     self.engine = NativeRollout(
@@ -228,6 +230,8 @@ class Players:
       rollout_config=self._sampling,
       maxtext=session.maxtext,
       texts=self._tokenizer,
+      stop_sequences=sequences,
+      written_end=end,
       max_batch=max_completions,
     )
     processes = config.reward_num_workers or min(_DEFAULT_REWARD_PROCESSES, os.cpu_count() or 1)
@@ -251,7 +255,7 @@ class Players:
     session, config = self._session, self._session.config
     settings = CollectorSettings(
       sampling=self._sampling,
-      stops=frozenset(self._stops),
+      ends=self._ends,
       seed=config.rollout_seed,
       scale=config.rl.advantage_scale,
       epsilon=config.rl.advantage_epsilon,
@@ -318,7 +322,7 @@ class Players:
       engine=self.engine,
       weights=lambda: session.trainer.model_state,
       rewards=self.rewards,
-      settings=CollectorSettings(sampling=_greedy(self._sampling), stops=frozenset(self._stops), seed=0, scale="none"),
+      settings=CollectorSettings(sampling=_greedy(self._sampling), ends=self._ends, seed=0, scale="none"),
       shape=dataset.shape,
       on_trouble=lambda line: session.trainer.reporter.line(f"evaluation, {line}"),
     )

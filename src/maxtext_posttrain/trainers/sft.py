@@ -11,7 +11,7 @@ from flax import nnx
 
 from maxtext_posttrain import maxtext_api
 from maxtext_posttrain.data import PreparedData, prepare_chats
-from maxtext_posttrain.losses.sft import sft_loss_sum
+from maxtext_posttrain.trainers import outputs
 from maxtext_posttrain.trainers.objective import Batch, LossContext, LossOutput, Objective
 
 _LARGEST_EXPONENT = 700.0
@@ -32,17 +32,17 @@ class SFT(Objective):
     Evaluation also counts the trained tokens that were the most probable ones.
     """
     config, is_train = context.maxtext, context.is_train
-    mask = batch["targets_segmentation"] != 0
-    logits = maxtext_api.forward(config, model, batch, is_train=is_train)
-    loss_sum = sft_loss_sum(logits, batch["targets"], mask, z_loss_multiplier=config.z_loss_multiplier)
     means = {}
-    if not is_train:
-      predicted = jnp.argmax(logits, axis=-1) == batch["targets"]
-      means["token_accuracy"] = jnp.sum(predicted & mask).astype(jnp.float32)
+    if is_train:
+      loss_sum = outputs.nll_sum(config, model, batch, is_train=True)
+    else:
+      found = outputs.token_outputs(config, model, batch, is_train=False, with_correct=True)
+      loss_sum = jnp.sum(config.z_loss_multiplier * jnp.square(found.log_z) - found.log_probs)
+      means["token_accuracy"] = jnp.sum(found.correct).astype(jnp.float32)
     balance = maxtext_api.pop_load_balance_loss(model)
     if balance is not None and is_train:
       # A mean over layers already: weighted by this micro-batch's tokens, it is a mean over the global batch too.
-      loss_sum += balance * jnp.sum(mask)
+      loss_sum += balance * self.weight(batch)
     tokens = jnp.sum(batch["inputs_segmentation"] != 0).astype(jnp.float32)
     return LossOutput(loss_sum, totals={"tokens": tokens}, means=means)
 

@@ -13,13 +13,21 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from etils import epath
 from flax import nnx
 from orbax.checkpoint import v1 as ocp
 from tunix.sft import checkpoint_manager as tunix_checkpoint_manager
 from tunix.sft import peft_trainer
 
+from maxtext_posttrain import maxtext_api
+from maxtext_posttrain.checkpointing import layout, reader
 from maxtext_posttrain.checkpointing.manager import MaxTextLayoutCheckpointManager, install
-from maxtext_posttrain.checkpointing.metadata import describe_checkpoint, flatten_tree, load_step_metadata
+from maxtext_posttrain.checkpointing.metadata import (
+  STEP_METADATA,
+  describe_checkpoint,
+  flatten_tree,
+  load_step_metadata,
+)
 from maxtext_posttrain.checkpointing.storage import StorageOptions
 from maxtext_posttrain.errors import CheckpointError
 from tests.support import toys
@@ -224,6 +232,33 @@ def test_restoring_names_each_misfit_on_disk(tmp_path: Path):
   with pytest.raises(CheckpointError, match="params/params/first/linear/kernel: not in the checkpoint"):
     manager.maybe_restore(other, nnx.Optimizer(other, optax.adamw(toys.schedule), wrt=nnx.Param))
   manager.close()
+
+
+def test_only_what_fits_whole_is_read_without_a_description(tmp_path: Path):
+  model, optimizer = build("base_with_siblings", "bare")
+  toys.train(model, optimizer, 2)
+  manager = MaxTextLayoutCheckpointManager(str(tmp_path))
+  manager.save(2, model, optimizer, force=True)
+  manager.close()
+  target = nnx.state(maxtext_api.TrainStateNNX(model, optimizer))
+  root, make_context = epath.Path(tmp_path / "2"), StorageOptions().context
+
+  def read(target: nnx.State) -> reader.RestoredState | None:
+    return reader.read_fitting_train_state(root, target, make_context)
+
+  fitting = read(target)
+  assert fitting is not None
+  assert fitting.updates == 2
+  wanted = layout.flatten_state(target)
+  assert fitting.leaves.keys() == wanted.keys()
+  for path, leaf in fitting.leaves.items():
+    assert bool(jnp.all(leaf == wanted[path])), path
+  path = next(path for path, leaf in wanted.items() if leaf.ndim == 2)
+  wider = jax.ShapeDtypeStruct((wanted[path].shape[0], wanted[path].shape[1] + 1), wanted[path].dtype)
+  assert read(layout.replace_leaves(target, {path: wider})) is None
+  assert read(nnx.state(maxtext_api.TrainStateNNX(model, None))) is None
+  (tmp_path / "2" / STEP_METADATA).write_text("[]")
+  assert read(target) is None
 
 
 def test_missing_aux_keeps_fresh_values_and_missing_weights_do_not(tmp_path: Path):

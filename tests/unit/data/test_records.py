@@ -9,7 +9,7 @@ import pytest
 from data_fakes import make_config, write_jsonl
 
 from maxtext_posttrain.data import DataOptions
-from maxtext_posttrain.data.records import drop_filled_nulls, read_rows
+from maxtext_posttrain.data.records import drop_filled_nulls, find_columns, read_rows
 from maxtext_posttrain.errors import DataError
 
 ROWS = [{"question": "a", "answer": "b"}, {"question": "c", "answer": "d"}]
@@ -168,6 +168,19 @@ def test_missing_parquet_columns_name_those_that_exist(tmp_path):
   pq.write_table(pa.table({"text": ["a"], "id": [1]}), path)
   with pytest.raises(DataError, match="its columns are text, id; set eval_data_columns"):
     read(str(path), split="eval")
+
+
+@pytest.mark.parametrize(
+  ("row", "columns"),
+  [
+    ({"id": 1, "messages": [], "prompt": "a", "completion": "b"}, ("messages",)),
+    ({"answer": "b", "question": "a"}, ("question", "answer")),
+    ({"question": "a", "text": "b"}, None),
+  ],
+)
+def test_columns_of_chats_are_found_by_their_usual_names(tmp_path, row, columns):
+  path = write_jsonl(tmp_path / "rows.jsonl", [row])
+  assert find_columns(DataOptions.from_config(make_config(hf_eval_files=path), "eval")) == columns
 
 
 def test_a_column_that_only_some_rows_lack_is_no_error_of_the_file(tmp_path):

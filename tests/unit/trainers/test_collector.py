@@ -56,7 +56,7 @@ class FakeRewards:
 def collect(engine: FakeEngine, rewards: FakeRewards, *, rows: Any = (2, 0), number: int = 3, **options: Any):
   settings = CollectorSettings(
     sampling=base_rollout.RolloutConfig(max_tokens_to_generate=4),
-    stops=frozenset({STOP}),
+    ends=((STOP,), (20, 21)),
     seed=7,
     **options.pop("settings", {}),
   )
@@ -180,3 +180,8 @@ def test_samples_have_their_rewards():
 def test_an_engine_that_answers_something_else(changes: dict[str, Any], says: str):
   with pytest.raises(TrainingError, match=says):
     collect(FakeEngine(GOOD, **changes), FakeRewards([1, 0, 1, 1]))
+
+
+def test_an_end_of_several_tokens_ends_a_completion_too():
+  rollout = collect(FakeEngine([[11, 20, 21], [20], [21, 20], [11, STOP]]), FakeRewards([1, 0, 1, 1]))
+  assert rollout.metrics["truncated_completions"] == 0.5

@@ -1,0 +1,90 @@
+"""What losses read of a model for a batch, the head applied where a token counts and a chunk at a time where that pays.
+
+On one device all rows are one, and the head covers the positions that count, a chunk at a time. On several, rows stay
+where they are, and the head is applied at once as in pre-training, or in MaxText's `num_vocab_tiling` chunks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from maxtext_posttrain import maxtext_api
+from maxtext_posttrain.losses import head
+from maxtext_posttrain.losses.head import TokenOutputs
+from maxtext_posttrain.losses.sft import sft_loss_sum
+from maxtext_posttrain.maxtext_api import MaxTextConfig
+from maxtext_posttrain.performance import head_chunk
+from maxtext_posttrain.trainers.objective import Batch
+
+
+def token_outputs(
+  config: MaxTextConfig, model: nnx.Module, batch: Batch, *, is_train: bool, with_correct: bool = False
+) -> TokenOutputs:
+  """Log-probability of each trained target, log Z, and whether it is the most probable token; [batch, seq] each.
+
+  Trained are the positions where `targets_segmentation` is not 0; elsewhere stand 0 and False.
+  """
+  mask = batch["targets_segmentation"] != 0
+  targets = jnp.where(mask, batch["targets"], 0)
+  split = _split(config, model, mask.shape)
+  if split is None:
+    # Masked positions must not reach the gradient even where their logits are not finite.
+    logits = maxtext_api.forward(config, model, batch, is_train=is_train)
+    outputs = head.logit_outputs(jnp.where(mask[..., None], logits, 0.0), targets, with_correct=with_correct)
+    return TokenOutputs(*(jnp.where(mask, values, 0) for values in outputs))
+  arguments = split.arguments(config, model, batch, is_train=is_train)
+  outputs = head.token_outputs(*arguments, chunk=split.chunk, with_correct=with_correct)
+  return TokenOutputs(*(values.reshape(mask.shape) for values in outputs))
+
+
+def nll_sum(config: MaxTextConfig, model: nnx.Module, batch: Batch, *, is_train: bool) -> jax.Array:
+  """Negative log-likelihood summed over the trained tokens, with MaxText's z-loss where it is on; float32.
+
+  Cheaper to differentiate than `token_outputs`, for a loss that is this sum.
+  """
+  mask = batch["targets_segmentation"] != 0
+  split = _split(config, model, mask.shape)
+  if split is None:
+    logits = maxtext_api.forward(config, model, batch, is_train=is_train)
+    return sft_loss_sum(logits, batch["targets"], mask, z_loss_multiplier=config.z_loss_multiplier)
+  arguments = split.arguments(config, model, batch, is_train=is_train)
+  return head.nll_sum(*arguments, chunk=split.chunk, z_loss_multiplier=config.z_loss_multiplier)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Split:
+  """How the head is applied.
+
+  Attributes:
+    rows: that arrays are reshaped to, [rows, positions].
+    chunk: positions of each row at a time.
+  """
+
+  rows: tuple[int, int]
+  chunk: int
+
+  def arguments(self, config: MaxTextConfig, model: nnx.Module, batch: Batch, *, is_train: bool) -> tuple[Any, ...]:
+    """(project, weights, hidden, targets, mask) as `losses.head` takes them."""
+    hidden = maxtext_api.hidden_states(config, model, batch, is_train=is_train)
+    output_head = maxtext_api.output_head(config, model)
+    targets, mask = batch["targets"].reshape(self.rows), (batch["targets_segmentation"] != 0).reshape(self.rows)
+    return output_head.project, output_head.weights, hidden.reshape(*self.rows, -1), targets, mask
+
+
+def _split(config: MaxTextConfig, model: nnx.Module, shape: tuple[int, int]) -> _Split | None:
+  """None where the head is applied to all positions at once."""
+  if not maxtext_api.can_split_head(config):
+    return None
+  parts: Any = model
+  devices = parts.mesh.devices
+  rows = (1, shape[0] * shape[1]) if devices.size == 1 else shape
+  if config.num_vocab_tiling > 1:
+    return _Split(rows, -(-rows[1] // config.num_vocab_tiling))
+  if devices.size > 1:
+    return None
+  return _Split(rows, min(rows[1], head_chunk(devices.flat[0].platform)))
