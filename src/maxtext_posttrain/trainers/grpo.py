@@ -36,6 +36,7 @@ from maxtext_posttrain.losses.grpo import (
   truncated_importance_weights,
 )
 from maxtext_posttrain.maxtext_api import MaxTextConfig
+from maxtext_posttrain.report.completions import SAMPLES
 from maxtext_posttrain.report.metrics_file import MetricsFile
 from maxtext_posttrain.rewards.pool import RewardPool
 from maxtext_posttrain.rewards.sample import RewardSettings
@@ -54,7 +55,6 @@ from maxtext_posttrain.trainers.objective import (
 from maxtext_posttrain.trainers.rollouts import RolloutBatches
 
 REFERENCE = "reference"
-SAMPLES = "samples.jsonl"
 
 _ROWS = ("advantages", "weights")
 _TOKENS = ("old_log_probs", "engine_log_probs")
