@@ -8,7 +8,7 @@ REQUIREMENTS := requirements/base.txt requirements/dev.txt requirements/demo.txt
 # A file's tests share their fixtures, so a file stays with one worker.
 PYTEST := $(PYTHON) -m pytest -n $(or $(WORKERS),2) --dist loadfile
 
-.PHONY: help setup quickstart test test-fast lint format torch-env demo-gsm8k demo-smollm2 benchmark-sft benchmark-trl \
+.PHONY: help setup quickstart test test-fast lint format torch-env demo-gsm8k demo-smollm2 demo-grpo-tiny benchmark-sft benchmark-trl \
   benchmark-checkpoint benchmark-generate lock clean
 
 help: ## list the targets
@@ -53,6 +53,10 @@ demo-gsm8k: $(STAMP) ## SFT of a 10 M model on GSM8K, loss on held-out problems
 demo-smollm2: $(STAMP) $(TORCH_STAMP) ## import SmolLM2, SFT on GSM8K, export to transformers, resume pre-training
 	rm -rf runs/smollm2 runs/sft_smollm2 runs/sft_smollm2-hf
 	$(PYTHON) scripts/demo_smollm2.py
+
+demo-grpo-tiny: $(STAMP) ## SFT of a tiny model on sums, then GRPO with an exact-answer reward, three seeds
+	rm -rf runs/grpo_tiny_*
+	$(PYTHON) scripts/demo_grpo_tiny.py
 
 benchmark-sft: $(STAMP) ## our SFT step against MaxText's own, five pairs
 	$(PYTHON) benchmarks/sft_step.py

@@ -95,7 +95,9 @@ def _one_line(error: BaseException) -> str:
 
 def main() -> None:
   """Answers until the input ends: first to the settings and names, then to calls."""
+  # Signals often go to the whole group: the trainer still wants this rollout's scores, and ends this process itself.
   signal.signal(signal.SIGINT, signal.SIG_IGN)
+  signal.signal(signal.SIGTERM, signal.SIG_IGN)
   # The answers' channel is a descriptor of its own, so that nothing a function prints gets into it.
   answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
   os.dup2(2, 1)

@@ -223,7 +223,7 @@ class Session:
       options = compiler_options(mesh.devices.flat[0].platform)
       train = train_step.lower(state, frozen, self.batch_specs["train"]).compile(options)
       evaluate = None
-      if config.eval_interval > 0:
+      if config.eval_interval > 0 and not self.objective.evaluates_itself:
         spec = self.batch_specs["eval"]
         eval_step = jax.jit(
           make_eval_step(self.graphdef, loss, self.objective.weight), in_shardings=(*shardings, _shardings(spec))
@@ -378,8 +378,8 @@ class Session:
     )
 
   def _evaluation_pass(self) -> _EvaluationPass | Callable[[], dict[str, float]] | None:
-    if self.maxtext.eval_interval > 0 and (own := self.objective.evaluation(self)) is not None:
-      return own
+    if self.objective.evaluates_itself:
+      return self.objective.evaluation(self) if self.maxtext.eval_interval > 0 else None
     dataset = self.datasets.evaluation
     return None if dataset is None or self.steps.evaluate is None else _EvaluationPass(dataset, self.maxtext.eval_steps)
 

@@ -27,6 +27,7 @@ from maxtext_posttrain import maxtext_api
 from maxtext_posttrain.data import Batch as HostBatch
 from maxtext_posttrain.data import BatchIterator, PreparedData
 from maxtext_posttrain.data.prompts import PromptDataset, RolloutShape, prepare_prompts
+from maxtext_posttrain.errors import ConfigError
 from maxtext_posttrain.losses.grpo import (
   GrpoSettings,
   aggregate,
@@ -68,6 +69,7 @@ class GRPO(Objective):
 
   name = "grpo"
   weight_name = "loss_weight"
+  evaluates_itself = True
   checkpoint_role = "actor/"
 
   def prepare_data(self, config: Any) -> PreparedData:
@@ -143,6 +145,12 @@ class GRPO(Objective):
   def batches(self, session: Any, rows: BatchIterator) -> RolloutBatches:
     """Rollouts of the prompts, with the live weights."""
     config, dataset = session.config, session.datasets.train
+    updates = updates_of(config, session.maxtext)
+    if config.rl.force_on_policy_ratio and updates > 1:
+      raise ConfigError(
+        f"rl.force_on_policy_ratio=true: is for one update a rollout, and batch_size={config.batch_size} makes {updates};"
+        " leave one of them out"
+      )
     self._players = Players(session, max_completions=_rollout_size(config, dataset.shape))
     return RolloutBatches(
       rows,

@@ -108,11 +108,13 @@ class Objective(abc.ABC):
   Attributes:
     name: of its command.
     weight_name: what `weight` counts, as the metrics call it.
+    evaluates_itself: `evaluation` says how good the model is, and no loss over evaluation data.
     checkpoint_role: the folder between `checkpoints` and the steps, with its slash, as reinforcement learning has one.
   """
 
   name: str
   weight_name: str = "trained_tokens"
+  evaluates_itself: bool = False
   checkpoint_role: str = ""
 
   @abc.abstractmethod
@@ -155,6 +157,6 @@ class Objective(abc.ABC):
     return rows
 
   def evaluation(self, session: Session) -> Callable[[], dict[str, float]] | None:
-    """What evaluates in place of the loss over the evaluation data, to metrics; None where that loss does."""
+    """With `evaluates_itself`, what makes an evaluation's metrics; None without evaluation data."""
     del session
     return None
