@@ -148,8 +148,8 @@ class GRPO(Objective):
     updates = updates_of(config, session.maxtext)
     if config.rl.force_on_policy_ratio and updates > 1:
       raise ConfigError(
-        f"rl.force_on_policy_ratio=true: is for one update a rollout, and batch_size={config.batch_size} makes {updates};"
-        " leave one of them out"
+        f"rl.force_on_policy_ratio=true: is for one update a rollout, and batch_size={config.batch_size} makes"
+        f" {updates}; leave one of them out"
       )
     self._players = Players(session, max_completions=_rollout_size(config, dataset.shape))
     return RolloutBatches(
