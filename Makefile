@@ -9,7 +9,8 @@ REQUIREMENTS := requirements/base.txt requirements/dev.txt requirements/demo.txt
 PYTEST := $(PYTHON) -m pytest -n $(or $(WORKERS),2) --dist loadfile
 
 .PHONY: help setup quickstart test test-fast lint format torch-env demo-gsm8k demo-smollm2 demo-dpo demo-distill \
-  benchmark-sft benchmark-trl benchmark-dpo benchmark-distill benchmark-checkpoint benchmark-generate lock clean
+  demo-grpo-tiny benchmark-sft benchmark-trl benchmark-dpo benchmark-distill benchmark-checkpoint benchmark-generate \
+  lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | sort | expand -t 16
@@ -61,6 +62,10 @@ demo-distill: $(STAMP) ## half of SmolLM2's layers learn what all of them say ab
 demo-dpo: $(STAMP) ## SmolLM2 learns to prefer right solutions to wrong ones, accuracy on held-out pairs
 	rm -rf runs/dpo_smollm2
 	$(PYTHON) scripts/demo_dpo.py
+
+demo-grpo-tiny: $(STAMP) ## SFT of a tiny model on sums, then GRPO with an exact-answer reward, three seeds
+	rm -rf runs/grpo_tiny_*
+	$(PYTHON) scripts/demo_grpo_tiny.py
 
 benchmark-sft: $(STAMP) ## our SFT step against MaxText's own, five pairs
 	$(PYTHON) benchmarks/sft_step.py

@@ -75,6 +75,12 @@ TRAINERS = {
       objective="maxtext_posttrain.trainers.dpo:DPO",
       prepare_data="maxtext_posttrain.data:prepare_preferences",
     ),
+    Trainer(
+      "grpo",
+      "reinforcement learning on prompts with answers, by groups of completions",
+      objective="maxtext_posttrain.trainers.grpo:GRPO",
+      prepare_data="maxtext_posttrain.data.prompts:prepare_prompts",
+    ),
   )
 }
 TOOLS: dict[str, Command] = {

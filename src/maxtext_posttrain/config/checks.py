@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from maxtext_posttrain.config import preferences
+from maxtext_posttrain.config import preferences, reinforcement
 from maxtext_posttrain.config.layers import SET_KINDS, Kind, Resolved
 from maxtext_posttrain.config.lookup import ASSET_SCHEME, Folders, resolve_asset
 from maxtext_posttrain.config.trainers import SWITCHES, title
@@ -98,6 +98,8 @@ class Checks:
     yield from self._trainer_switches()
     if self._trainer == preferences.TRAINER:
       yield from preferences.problems(self._value, self._is_set, self._at)
+    if self._trainer == reinforcement.TRAINER:
+      yield from reinforcement.problems(self._value, self._is_set, self._at)
     yield from self._unsupported()
     yield from self._lora()
     yield from self._evaluation()

@@ -208,11 +208,16 @@ def _tokenize_row(row: Row, options: DataOptions, tokenizer: ConversationTokeniz
   return ids, mask
 
 
-def check_bad_rows(report: DataReport, options: DataOptions) -> None:
-  """Refuses a data set with more unusable rows than `max_bad_rows` allows, or with nothing else.
+def check_bad_rows(report: DataReport, options: DataOptions, *, tolerated: Sequence[str] = ()) -> None:
+  """Refuses a data set that has too little in it.
+
+  Args:
+    report: with the counts of all rows read.
+    options: how many rows may be unusable.
+    tolerated: reasons that don't count against that number, since they are a filter's.
 
   Raises:
-    DataError: it is one.
+    DataError: there are no rows, none is usable, or more are unusable than `max_bad_rows` allows.
   """
   bad = report.bad_row_count
   if report.rows_read == 0:
@@ -220,9 +225,10 @@ def check_bad_rows(report: DataReport, options: DataOptions) -> None:
   first = "; ".join(report.first_bad_rows())
   if bad == report.rows_read:
     raise DataError(f"{report.source}: none of {bad:,} rows can be used ({report.bad_row_summary()}): {first}")
+  counted = bad - sum(report.bad_rows[reason].count for reason in tolerated if reason in report.bad_rows)
   allowed = options.max_bad_rows if options.max_bad_rows >= 1 else options.max_bad_rows * report.rows_read
-  if bad > allowed:
+  if counted > allowed:
     raise DataError(
-      f"{report.source}: {bad:,} of {report.rows_read:,} rows cannot be used ({report.bad_row_summary()}), more than"
-      f" max_bad_rows={options.max_bad_rows:g} allows: {first}; mend or remove them, or raise max_bad_rows"
+      f"{report.source}: {counted:,} of {report.rows_read:,} rows cannot be used ({report.bad_row_summary()}), more"
+      f" than max_bad_rows={options.max_bad_rows:g} allows: {first}; mend or remove them, or raise max_bad_rows"
     )

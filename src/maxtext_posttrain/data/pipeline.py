@@ -340,6 +340,10 @@ class BatchIterator(Iterator[Batch]):
     """Batches yielded since the first."""
     return self._batches.get_state()["next_index"]
 
+  def metrics(self) -> dict[str, float]:
+    """None: rows of data have nothing to say of themselves."""
+    return {}
+
   def get_state(self) -> dict[str, Any]:
     """The position after the batches that were yielded, as values that JSON holds; prefetched ones do not count."""
     return {

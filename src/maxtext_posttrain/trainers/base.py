@@ -21,12 +21,12 @@ from maxtext_posttrain import maxtext_api, maxtext_lora
 from maxtext_posttrain.checkpointing.manager import MaxTextLayoutCheckpointManager, install
 from maxtext_posttrain.config.saved import save_config
 from maxtext_posttrain.data import (
-  BatchIterator,
   PreparedData,
   RowDataset,
   StepBudgetedIterator,
   group_batches,
 )
+from maxtext_posttrain.data.prompts import PromptDataset
 from maxtext_posttrain.errors import CheckpointError, ConfigError, ReportError, TrainingError
 from maxtext_posttrain.lora.record import AdapterRecord
 from maxtext_posttrain.lora.training import adapter_record
@@ -38,7 +38,7 @@ from maxtext_posttrain.report.run_file import RunRecord
 from maxtext_posttrain.trainers import plan
 from maxtext_posttrain.trainers.frozen import FrozenModels
 from maxtext_posttrain.trainers.loop import PostTrainer
-from maxtext_posttrain.trainers.objective import Batch, LossContext, LossOutput, Objective
+from maxtext_posttrain.trainers.objective import Batch, LossContext, LossOutput, Objective, TrainBatches
 from maxtext_posttrain.trainers.record import leaving_report, wandb_loggers
 from maxtext_posttrain.trainers.signals import StopRequest
 from maxtext_posttrain.trainers.train_step import (
@@ -92,8 +92,8 @@ def absolute_paths(overrides: Mapping[str, Any]) -> dict[str, Any]:
 class Datasets:
   """The run's data."""
 
-  train: RowDataset
-  evaluation: RowDataset | None
+  train: RowDataset | PromptDataset
+  evaluation: RowDataset | PromptDataset | None
 
 
 class Session:
@@ -191,6 +191,11 @@ class Session:
       return Path("runs") / self.maxtext.run_name
     return Path(self.maxtext.checkpoint_dir).parent
 
+  @property
+  def checkpoint_directory(self) -> str:
+    """Where the steps lie, with a slash at its end."""
+    return f"{self.maxtext.checkpoint_dir.rstrip('/')}/{self.objective.checkpoint_role}"
+
   def _build_datasets(self) -> Datasets:
     processes = jax.process_count()
     batch_size, remainder = divmod(self.maxtext.micro_batch_size_to_train_on, processes)
@@ -246,7 +251,7 @@ class Session:
       options = compiler_options(mesh.devices.flat[0].platform)
       train = train_step.lower(state, frozen, self.batch_specs["train"]).compile(options)
       evaluate = None
-      if config.eval_interval > 0:
+      if config.eval_interval > 0 and not self.objective.evaluates_itself:
         spec = self.batch_specs["eval"]
         eval_step = jax.jit(
           make_eval_step(self.graphdef, loss, self.objective.weight), in_shardings=(*shardings, _shardings(spec))
@@ -281,12 +286,11 @@ class Session:
     """Restores, trains, saves; returns the exit code."""
     config, mt = self.config, self.maxtext
     with maxtext_api.mesh_context(mt, self.mesh):
-      self.trainer, batches, manager = self._build_trainer()
-      trainer = self.trainer
+      trainer, batches, manager = self._build_trainer()
       completed = trainer.train_steps
       if completed > mt.steps:
         raise CheckpointError(
-          f"the checkpoint in {mt.checkpoint_dir} is at step {completed}, beyond steps={mt.steps}; raise steps"
+          f"the checkpoint in {self.checkpoint_directory} is at step {completed}, beyond steps={mt.steps}; raise steps"
         )
       self.objective.before_training(self, completed)
       reporter = Reporter(
@@ -314,6 +318,7 @@ class Session:
         place=self.place,
         budget=budget,
         groups=group_batches(budget, mt.gradient_accumulation_steps),
+        batch_metrics=batches.metrics,
         reporter=reporter,
         save_on_completion=mt.save_checkpoint_on_completion,
       )
@@ -331,7 +336,7 @@ class Session:
       plan.print_end(self, reporter, done=done, exhausted=budget.exhausted, stopped=stop())
     return stop.exit_code
 
-  def _build_trainer(self) -> tuple[PostTrainer, BatchIterator, MaxTextLayoutCheckpointManager]:
+  def _build_trainer(self) -> tuple[PostTrainer, TrainBatches, MaxTextLayoutCheckpointManager]:
     """The trainer with its weights, optimizer and data position: restored, loaded, or fresh."""
     config, mt = self.config, self.maxtext
     model = self.model
@@ -347,10 +352,11 @@ class Session:
       max_skipped_steps=config.max_skipped_steps,
       throughput=throughput_metrics(tflops, peak, self.mesh.size),
     )
-    batches = self.datasets.train.iterator()
+    self.trainer = trainer
+    batches = self.objective.batches(self, self.datasets.train.iterator())
     manager = install(
       trainer,
-      mt.checkpoint_dir,
+      self.checkpoint_directory,
       _Merged(config, mt),
       target=self.pretraining,
       data_iterator=batches,
@@ -416,7 +422,9 @@ class Session:
       data_sharding_axis=tuple(mt.data_sharding),
     )
 
-  def _evaluation_pass(self) -> _EvaluationPass | None:
+  def _evaluation_pass(self) -> _EvaluationPass | Callable[[], dict[str, float]] | None:
+    if self.objective.evaluates_itself:
+      return self.objective.evaluation(self) if self.maxtext.eval_interval > 0 else None
     dataset = self.datasets.evaluation
     return None if dataset is None or self.steps.evaluate is None else _EvaluationPass(dataset, self.maxtext.eval_steps)
 
@@ -428,7 +436,7 @@ def _shardings(tree: Any) -> Any:
 class _EvaluationPass:
   """Iterates over the evaluation data from its start each time, at most `limit` batches where that is above 0."""
 
-  def __init__(self, dataset: RowDataset, limit: int):
+  def __init__(self, dataset: RowDataset | PromptDataset, limit: int):
     self._dataset = dataset
     self._limit = limit
 

@@ -83,7 +83,7 @@ def describe(session: Session) -> Iterator[str]:
   yield f"compiled    in {session.steps.seconds:.1f} s"
   if checkpointing_enabled(session.config) and mt.enable_checkpointing:
     kept = mt.max_num_checkpoints_to_keep or "all"
-    yield f"checkpoints {mt.checkpoint_dir}<step>/items every {mt.checkpoint_period} steps, {kept} kept"
+    yield f"checkpoints {session.checkpoint_directory}<step>/items every {mt.checkpoint_period} steps, {kept} kept"
   else:
     yield "checkpoints none are read or written"
   yield f"restored    {_restored(session)}"
@@ -91,10 +91,10 @@ def describe(session: Session) -> Iterator[str]:
 
 def _restored(session: Session) -> str:
   mt = session.maxtext
-  steps = steps_in(epath.Path(mt.checkpoint_dir)) if checkpointing_enabled(session.config) else ()
+  steps = steps_in(epath.Path(session.checkpoint_directory)) if checkpointing_enabled(session.config) else ()
   if steps:
     over = f", over the base {mt.load_parameters_path or 'drawn from the seed'}" if session.lora is not None else ""
-    return f"everything, from {mt.checkpoint_dir}{steps[-1]}{over}"
+    return f"everything, from {session.checkpoint_directory}{steps[-1]}{over}"
   if session.lora is not None:
     base = f"the base, from {mt.load_parameters_path}" if mt.load_parameters_path else "nothing: a fresh base"
     adapter = mt.lora.lora_restore_path
@@ -114,7 +114,7 @@ def print_end(session: Session, reporter: Reporter, *, done: int, exhausted: boo
   loss = f", loss {last['loss']:.4f}" if last else ""
   print(f"{session.objective.name} ended at step {done} of {mt.steps} ({why}){loss}", flush=True)
   if checkpointing_enabled(session.config) and mt.enable_checkpointing and mt.save_checkpoint_on_completion:
-    print(f"checkpoint: {mt.checkpoint_dir}{done}/items", flush=True)
+    print(f"checkpoint: {session.checkpoint_directory}{done}/items", flush=True)
     if session.lora is not None:
       print(
         f"it holds the adapter; posttrain merge {session.run_directory} OUT makes full weights, from which pre-training"
@@ -122,8 +122,9 @@ def print_end(session: Session, reporter: Reporter, *, done: int, exhausted: boo
         flush=True,
       )
       return
+    by_name = f"with run_name={mt.run_name} (steps at least {done + 2}), or "
     print(
-      f"pre-training goes on from it with run_name={mt.run_name} (steps at least {done + 2}), or in a run of its own"
-      f" with load_full_state_path={mt.checkpoint_dir}{done}/items",
+      f"pre-training goes on from it {'' if session.objective.checkpoint_role else by_name}in a run of its own"
+      f" with load_full_state_path={session.checkpoint_directory}{done}/items",
       flush=True,
     )

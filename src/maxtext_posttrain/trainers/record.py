@@ -137,7 +137,7 @@ def _record(session: Session, completed: int) -> RunRecord:
     facts=_facts(session, completed),
     data=data,
     samples=list(datasets.train.samples),
-    checkpoints=mt.checkpoint_dir if checkpoints else None,
+    checkpoints=session.checkpoint_directory if checkpoints else None,
     parts=[*(before.parts if before is not None else []), Part(started=_now(), first_step=completed)],
   )
 

@@ -21,7 +21,12 @@ FILL_DPO = [
 
 # What an import, or a run before it, would leave.
 FILL_DISTILL = [*FILL, "teacher_overrides.load_parameters_path=configs", "base_num_decoder_layers=30"]
-FILLS = {"dpo": ("dpo", FILL_DPO), "distill": ("distill", FILL_DISTILL)}
+FILL_GRPO = [
+  *FILL[:3],
+  "hf_train_files=configs/data/sums.jsonl",
+  "tokenizer_path=maxtext://tokenizers/tokenizer.llama2",
+]
+FILLS = {"dpo": ("dpo", FILL_DPO), "distill": ("distill", FILL_DISTILL), "grpo": ("grpo", FILL_GRPO)}
 
 
 @pytest.fixture(autouse=True)
@@ -68,6 +73,13 @@ def test_dpo_has_maxtexts_defaults_for_dpo(tmp_path: Path):
   differ = {name for name in ours.sources if ours[name] != maxtexts[name]}
   assert differ >= {"packing", "train_data_columns", "gradient_clipping_threshold", "model_name"}
   assert not {name for name in differ if name.startswith("dpo.")} | {"learning_rate", "opt_type"} & differ
+
+
+def test_grpo_quickstart_runs_as_it_is():
+  config = load("configs/quickstart/grpo.yml", trainer="grpo")
+  assert config.rl.num_generations == 4
+  assert config.reward_weights == {"exact_answer": 1.0, "finished": 0.1}
+  assert not {"rl", "batch_size", "reward_weights", "rollout_engine"} & config.maxtext_overrides().keys()
 
 
 def test_quickstart_runs_as_it_is():
