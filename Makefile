@@ -8,8 +8,8 @@ REQUIREMENTS := requirements/base.txt requirements/dev.txt requirements/demo.txt
 # A file's tests share their fixtures, so a file stays with one worker.
 PYTEST := $(PYTHON) -m pytest -n $(or $(WORKERS),2) --dist loadfile
 
-.PHONY: help setup quickstart test test-fast lint format torch-env demo-gsm8k demo-smollm2 benchmark-sft benchmark-trl \
-  benchmark-checkpoint benchmark-generate lock clean
+.PHONY: help setup quickstart test test-fast lint format torch-env demo-gsm8k demo-smollm2 handback-matrix benchmark-sft \
+  benchmark-trl benchmark-checkpoint benchmark-generate lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | sort | expand -t 16
@@ -53,6 +53,10 @@ demo-gsm8k: $(STAMP) ## SFT of a 10 M model on GSM8K, loss on held-out problems
 demo-smollm2: $(STAMP) $(TORCH_STAMP) ## import SmolLM2, SFT on GSM8K, export to transformers, resume pre-training
 	rm -rf runs/smollm2 runs/sft_smollm2 runs/sft_smollm2-hf
 	$(PYTHON) scripts/demo_smollm2.py
+
+handback-matrix: $(STAMP) ## every trainer and pre-training read what every other wrote; the table is docs/handback_matrix.md
+	$(PYTHON) -m pytest tests/end_to_end/test_handback_matrix.py --handback-table docs/handback_matrix.md
+	@cat docs/handback_matrix.md
 
 benchmark-sft: $(STAMP) ## our SFT step against MaxText's own, five pairs
 	$(PYTHON) benchmarks/sft_step.py
