@@ -60,7 +60,7 @@ demo-distill: $(STAMP) ## half of SmolLM2's layers learn what all of them say ab
 	$(PYTHON) scripts/demo_distill.py
 
 demo-dpo: $(STAMP) ## SmolLM2 learns to prefer right solutions to wrong ones, accuracy on held-out pairs
-	rm -rf runs/dpo_smollm2
+	rm -rf runs/dpo_smollm2 runs/dpo_smollm2-merged
 	$(PYTHON) scripts/demo_dpo.py
 
 demo-grpo-tiny: $(STAMP) ## SFT of a tiny model on sums, then GRPO with an exact-answer reward, three seeds

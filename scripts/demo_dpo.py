@@ -1,7 +1,7 @@
 """`make demo-dpo`: SmolLM2-135M-Instruct learns to prefer right solutions of GSM8K's problems to wrong ones.
 
 The pairs come from `preferences.jsonl`; the last ones are held out and say, before the first update and after the last,
-how often the model ranks the right solution first. Each part is a command that could be typed; it is printed before it
+how often the model ranks the right solution first. What is trained is an adapter; it is merged into full weights. Each part is a command that could be typed; it is printed before it
 runs, and the first that fails ends the demo. At the end stand the figures.
 """
 
@@ -21,6 +21,7 @@ _PAIRS = Path("../shared/data/gsm8k/preferences.jsonl")
 _PARTS = Path("runs/dpo_pairs")
 _MODEL = Path("runs/smollm2")
 _CONFIG = _MODEL / "dpo.yml"
+_MERGED = Path("runs/dpo_smollm2-merged")
 _HELD_OUT = 40
 _SHOWN = ("loss", "rewards/accuracies", "rewards/margins", "logps/accuracies", "logps/chosen", "logps/rejected")
 
@@ -50,7 +51,8 @@ def main() -> int:
   config = load_config([str(_CONFIG)], trainer="dpo")
   run = Path(config.base_output_directory) / config.run_name
   timed.run("DPO", sys.executable, "-m", "train_dpo", _CONFIG)
-  timed.run("inspect", POSTTRAIN, "inspect", run, "--require", "resumable=true", f"step={config.steps}")
+  timed.run("inspect", POSTTRAIN, "inspect", run, "--require", "layout=maxtext", f"step={config.steps}")
+  timed.run("merge", POSTTRAIN, "merge", run, _MERGED)
 
   records = list(read_metrics(run / "metrics.jsonl"))
   before, after = (record for record in records if record["kind"] == "eval")
