@@ -99,15 +99,15 @@ def test_precomputed_log_probs_are_the_frozen_models(frozen: Path, precomputed: 
     assert sorted(archive) == ["evaluation", "key", "train"]
 
 
-@pytest.mark.parametrize("reference", ["adapter_off", "frozen"])
+@pytest.mark.parametrize("reference", ["adapter_off", "frozen", "precomputed"])
 def test_an_adapter_is_compared_with_the_base_below_it(folder: Path, reference: str):
-  """The base with the adapter off, or a copy of it: the same numbers, as they differ from the adapted model's."""
+  """The base with the adapter off, a copy of it, or what it said before: the same numbers."""
   adapter = ["lora.enable_lora=true", "lora.lora_rank=2", "lora.lora_alpha=4", "lora.lora_module_path=.*mlp.*"]
   run = trained(folder, f"lora-{reference}", *adapter, f"dpo.reference={reference}", "learning_rate=1e-1")
   train = records(run, "train")
   np.testing.assert_allclose(train[0]["loss"], np.log(2), rtol=1e-6)
   assert abs(train[-1]["rewards/margins"]) > 1e-3
-  other = folder / f"lora-{'frozen' if reference == 'adapter_off' else 'adapter_off'}"
+  other = folder / "lora-adapter_off"
   if other.exists():
     for ours, theirs in zip(train, records(other, "train"), strict=True):
       for name in ("loss", "rewards/chosen", "rewards/rejected", "logps/chosen"):

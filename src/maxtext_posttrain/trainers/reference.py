@@ -46,7 +46,8 @@ def precompute(session: Session, completed: int, sums: Callable[[nnx.Module, Bat
 
   def load() -> Compute:
     mt, mesh = session.maxtext, session.mesh
-    models = FrozenModels({_REFERENCE: FrozenModel(mt)}, live=mt, pretraining=session.pretraining, mesh=mesh)
+    built = session.pretraining if session.lora is None else session.lora.base
+    models = FrozenModels({_REFERENCE: FrozenModel(mt)}, live=mt, pretraining=built, mesh=mesh)
     states = session.load_frozen(models, completed)
 
     def forward(states: Mapping[str, nnx.State], batch: Batch) -> jax.Array:
