@@ -143,9 +143,11 @@ def _maxtexts_own(folder: Path, sizes: Mapping[str, str], items: Path) -> str:
   spec = importlib.util.find_spec("maxtext")
   assert spec is not None
   assert spec.submodule_search_locations
-  config = Path(spec.submodule_search_locations[0]) / "configs" / "post_train" / "distillation.yml"
+  package = Path(spec.submodule_search_locations[0])
+  config = package / "configs" / "post_train" / "distillation.yml"
   # Its teacher is configured without the command line's keys, so all of them go into a file.
   own = {"base_output_directory": str(folder), "run_name": "maxtexts", "steps": "3", "dataset_type": "synthetic"}
+  own |= {"tokenizer_type": "sentencepiece", "tokenizer_path": str(package / "assets/tokenizers/tokenizer.llama2")}
   lines = [f"base_config: {config}", *(f"{key}: {value}" for key, value in {**sizes, **own}.items())]
   lines += ["student_overrides: {}", f"teacher_overrides: {{load_parameters_path: {items}}}"]
   path = folder / "maxtexts.yml"
