@@ -10,45 +10,34 @@ have the same sizes, positions and optimizer, and run in processes of their own,
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
-import importlib.util
-import json
-import os
-import platform
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from _bench import BENCHMARKS, REPOSITORY, Bench, Side, measured_peak_tflops, probed
-from _runs import FIRST_TIMED_STEP, Hardware, Run, report
+from _common import write_chats, write_tokenizer
+from _contest import (
+  GSM8K,
+  REPOSITORY,
+  RUN_KEYS,
+  TORCH_PYTHON,
+  Contest,
+  maxtext_config,
+  print_machine,
+  probed,
+  torch_side,
+)
+from _runs import FIRST_TIMED_STEP
 from _shapes import SHAPES, model_tflops
 
-_DATA = REPOSITORY.parent / "shared" / "data" / "gsm8k" / "train.jsonl"
-_TORCH_PYTHON = REPOSITORY / ".venv-torch" / "bin" / "python"
 _MAXTEXT_MODULE = "maxtext.trainers.post_train.distillation.train_distill"
 _MAXTEXT_SECONDS = 180
-_COMMON_KEYS = {
-  "run_name": "benchmark",
-  "opt_type": "adamw",
-  "learning_rate": "1e-3",
-  "gradient_clipping_threshold": "1.0",
-  "gradient_accumulation_steps": "1",
-  "enable_tensorboard": "false",
-  "hardware": "cpu",
-  "skip_jax_distributed_system": "true",
-  "enable_goodput_recording": "false",
-}
-_RUN_KEYS = {
-  "hf_path": "json",
-  "train_split": "train",
+_DATA_KEYS = frozenset({"run_name", "hf_path", "train_split", "tokenizer_type"})
+_DISTILL_KEYS = {
   "train_data_columns": "[messages]",
-  "tokenizer_type": "huggingface",
   "packing": "true",
   "sft_train_on_completion_only": "true",
-  "eval_interval": "-1",
-  "enable_checkpointing": "false",
   "distill_alpha": "1.0",
   "distill_temperature": "1.0",
 }
@@ -56,48 +45,40 @@ _RUN_KEYS = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
   options = _parse(arguments)
-  for path in (options.data, options.torch_python):
-    if not path.is_file():
-      sys.exit(f"{path}: no such file; make torch-env makes an interpreter with TRL, --data names other rows")
-  print(f"machine   {os.cpu_count()} CPUs, {platform.machine()}, load before the first run {os.getloadavg()[0]:.1f}")
-  packages = ("maxtext", "google-tunix", "jax", "flax")
-  print("versions  " + ", ".join(f"{package} {importlib.metadata.version(package)}" for package in packages))
-  code = "import importlib.metadata as m; print(', '.join(f'{p} {m.version(p)}' for p in ('torch', 'trl')))"
-  print(f"TRL's     {subprocess.check_output([options.torch_python, '-c', code], text=True).strip()}", flush=True)
+  if not options.data.is_file():
+    sys.exit(f"{options.data}: no such file; --data names question/answer rows as JSONL")
+  trl = torch_side("TRL", options.torch_python, "_gkd_side.py")
+  print_machine(options.torch_python, warm_cache=False)
   shape = dict(SHAPES[options.model])
   layers = int(shape["base_num_decoder_layers"])
   with tempfile.TemporaryDirectory(prefix="distillation_step-") as name:
     folder = Path(name)
-    sizes = {**shape, **_COMMON_KEYS, "max_target_length": str(options.length)}
+    sizes = {**shape, **RUN_KEYS, "max_target_length": str(options.length)}
     if options.batch is not None:
       sizes["per_device_batch_size"] = str(options.batch)
-    items = _random_teacher(folder, sizes)
+    own = {key: value for key, value in sizes.items() if key not in _DATA_KEYS}
+    items = _random_teacher(folder, own)
     if not options.no_maxtext:
-      print(f"MaxText   {_maxtexts_own(folder, sizes, items)}", flush=True)
+      print(f"MaxText   {_maxtexts_own(folder, own, items)}", flush=True)
+    chats, tokenizer = folder / "train.jsonl", folder / "tokenizer"
+    write_chats(options.data, chats)
+    write_tokenizer(options.data, tokenizer)
     keys = {
       **sizes,
-      **_RUN_KEYS,
+      **_DISTILL_KEYS,
+      "hf_train_files": str(chats),
+      "tokenizer_path": str(tokenizer),
       "steps": str(options.steps),
       "student_overrides.base_num_decoder_layers": str(layers // 2),
       "teacher_overrides.load_parameters_path": str(items),
     }
     ours = probed("ours", "train_distill", REPOSITORY / "configs" / "distillation.yml")
-    trl = Side("TRL", options.torch_python.absolute(), BENCHMARKS / "_gkd_side.py")
-    bench = Bench(folder, options.data, keys, warm_cache=False)
-    pairs: list[tuple[Run, Run]] = []
-    for number in range(1, options.pairs + 1):
-      order = (ours, trl) if number % 2 else (trl, ours)
-      runs = {side: bench.run(side, f"pair {number} of {options.pairs}") for side in order}
-      pairs.append((runs[ours], runs[trl]))
+    contest = Contest(folder, ours, [trl], keys, warm_cache=False)
+    contest.run(options.pairs)
   student = model_tflops({**keys, "base_num_decoder_layers": str(layers // 2)})
+  print(f"\nteacher of {layers} layers, student of {layers // 2}; the TFLOPs of a step are those of both")
   # The teacher goes forward only: a third of forward and backward.
-  hardware = Hardware(student + model_tflops(keys) / 3, measured_peak_tflops())
-  print(f"\nteacher of {layers} layers, student of {layers // 2}; a step is {hardware.step_tflops:.4f} TFLOPs of both")
-  for line in report(trl.name, pairs, hardware):
-    print(line)
-  if options.output:
-    raw = [{"ours": vars(one), "trl": vars(other)} for one, other in pairs]
-    options.output.write_text(json.dumps({**vars(hardware), "pairs": raw}, indent=1), encoding="utf-8")
+  contest.report(student + model_tflops(keys) / 3, options.output)
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -108,9 +89,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
   parser.add_argument("--batch", type=int, help="sequences of a step (default: 8 of 10m, 4 of smollm2-shape)")
   parser.add_argument("--length", type=int, default=256, help="tokens of a sequence (default 256)")
   parser.add_argument("--no-maxtext", action="store_true", help="do not try MaxText's own train_distill")
-  parser.add_argument("--data", type=Path, default=_DATA, help="question/answer rows as JSONL (default: GSM8K)")
+  data = GSM8K / "train.jsonl"
+  parser.add_argument("--data", type=Path, default=data, help="question/answer rows as JSONL (default: GSM8K)")
   parser.add_argument(
-    "--torch-python", type=Path, default=_TORCH_PYTHON, help="an interpreter with TRL (default: make torch-env's)"
+    "--torch-python", type=Path, default=TORCH_PYTHON, help="an interpreter with TRL (default: make torch-env's)"
   )
   parser.add_argument("--output", type=Path, help="also write all runs to this file as JSON")
   options = parser.parse_args(arguments)
@@ -132,6 +114,7 @@ def _run(
 def _random_teacher(folder: Path, sizes: Mapping[str, str]) -> Path:
   """A step's items with the weights that one update of SFT on random tokens leaves."""
   own = {"run_name": "teacher", "base_output_directory": str(folder), "steps": "1", "dataset_type": "synthetic"}
+  own["enable_checkpointing"] = "true"
   code, output = _run("train_sft", REPOSITORY / "configs" / "sft.yml", {**sizes, **own}, folder)
   if code:
     sys.exit(f"{output}\nthe teacher: exit code {code}")
@@ -140,14 +123,13 @@ def _random_teacher(folder: Path, sizes: Mapping[str, str]) -> Path:
 
 def _maxtexts_own(folder: Path, sizes: Mapping[str, str], items: Path) -> str:
   """What becomes of MaxText's own `train_distill`, in words."""
-  spec = importlib.util.find_spec("maxtext")
-  assert spec is not None
-  assert spec.submodule_search_locations
-  package = Path(spec.submodule_search_locations[0])
-  config = package / "configs" / "post_train" / "distillation.yml"
+  config = maxtext_config("distillation.yml")
   # Its teacher is configured without the command line's keys, so all of them go into a file.
   own = {"base_output_directory": str(folder), "run_name": "maxtexts", "steps": "3", "dataset_type": "synthetic"}
-  own |= {"tokenizer_type": "sentencepiece", "tokenizer_path": str(package / "assets/tokenizers/tokenizer.llama2")}
+  own |= {
+    "tokenizer_type": "sentencepiece",
+    "tokenizer_path": str(config.parents[2] / "assets/tokenizers/tokenizer.llama2"),
+  }
   lines = [f"base_config: {config}", *(f"{key}: {value}" for key, value in {**sizes, **own}.items())]
   lines += ["student_overrides: {}", f"teacher_overrides: {{load_parameters_path: {items}}}"]
   path = folder / "maxtexts.yml"

@@ -63,3 +63,7 @@ class EvaluationError(PostTrainError):
 
 class GenerationError(PostTrainError):
   """Text could not be generated: a prompt, an option or the model does not allow it."""
+
+
+class RewardError(PostTrainError):
+  """A reward function can't be had, or its processes can't be kept alive."""

@@ -128,6 +128,12 @@ class DistillProcess(SftProcess):
   trainer = "distill"
 
 
+class DpoProcess(SftProcess):
+  """`posttrain dpo` likewise."""
+
+  trainer = "dpo"
+
+
 def sft_overrides(argv: Sequence[str]) -> dict[str, Any]:
   return load_config(argv).maxtext_overrides()
 

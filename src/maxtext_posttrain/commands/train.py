@@ -30,7 +30,7 @@ usage: posttrain {trainer} CONFIG [key=value ...] [options]
 {summary}.
 
 CONFIG is a YAML file, by its path or by its name in configs/. Keys are MaxText's, nested ones dotted:
-  posttrain {trainer} configs/quickstart/sft.yml steps=5 learning_rate=1e-4 'train_data_columns=[question,answer]'
+  posttrain {trainer} configs/quickstart/{trainer}.yml steps=5 learning_rate=1e-4 run_name=my-run
 A variable M_<KEY> in the environment sets a key too, as in MaxText.
 
 options:

@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from maxtext_posttrain.config import preferences, reinforcement
+
 SECRET_KEYS = frozenset({"hf_access_token"})
 """Keys whose values are never shown."""
 
-OWN_MEANING = frozenset({"chat_template"})
-"""MaxText's keys that mean more here than there, so that MaxText is not told their values."""
+OWN_MEANING = frozenset({"chat_template", "use_dpo"})
+"""MaxText's keys that mean more here than there, so that MaxText is not told their values: its DPO packs no pairs."""
 
 _SCHEMA_FILE = "maxtext_schema.json"
 
@@ -111,6 +113,12 @@ OUR_KEYS: Mapping[str, OwnKey] = {
     "Neither read nor write the run's checkpoints; load_parameters_path still loads.",
     {"type": "boolean"},
   ),
+  "lora_fresh_base": OwnKey(
+    "bool",
+    False,
+    "With lora.enable_lora: train over weights drawn from init_weights_seed instead of a load_parameters_path.",
+    {"type": "boolean"},
+  ),
   "log_every": OwnKey(
     "int",
     10,
@@ -171,6 +179,120 @@ OUR_KEYS: Mapping[str, OwnKey] = {
     {"anyOf": [{"type": "array", "items": {"type": "integer"}}, {"type": "null"}]},
     trainer="distill",
   ),
+  "dpo.loss_type": OwnKey(
+    " | ".join(f'"{name}"' for name in preferences.LOSS_TYPES),
+    "sigmoid",
+    "With dpo.algo=dpo: DPO's loss, the same of means over tokens, SLiC's, IPO's, or SimPO's (no reference).",
+    {"type": "string", "enum": list(preferences.LOSS_TYPES)},
+    trainer=preferences.TRAINER,
+  ),
+  "dpo.simpo_gamma": OwnKey(
+    "float",
+    0.5,
+    "With dpo.loss_type=simpo: the margin between the two rewards that is aimed at.",
+    {"type": "number", "minimum": 0},
+    trainer=preferences.TRAINER,
+  ),
+  "dpo.reference": OwnKey(
+    " | ".join([*(f'"{name}"' for name in preferences.REFERENCE_KINDS), "null"]),
+    None,
+    "What the policy is compared with: the weights the run starts from as a frozen model, their log-probabilities"
+    " computed once before training, or the base with the adapter off. Left out, the last with LoRA, else the first.",
+    {"anyOf": [{"type": "string", "enum": list(preferences.REFERENCE_KINDS)}, {"type": "null"}]},
+    trainer=preferences.TRAINER,
+  ),
+  "batch_size": OwnKey(
+    "int | null",
+    None,
+    "Prompts of one rollout. Left out, as many as make the sequences of one update.",
+    {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}]},
+    from_maxtext=True,
+    trainer=reinforcement.TRAINER,
+  ),
+  "rl.loss_agg_mode": OwnKey(
+    " | ".join(f'"{name}"' for name in reinforcement.AGGREGATIONS),
+    "sequence-mean-token-mean",
+    "Over what the loss is a mean: all tokens; sequences, each by the mean or the sum of its tokens; or Dr. GRPO's"
+    " constant.",
+    {"type": "string", "enum": list(reinforcement.AGGREGATIONS)},
+    from_maxtext=True,
+    trainer=reinforcement.TRAINER,
+  ),
+  "rl.advantage_scale": OwnKey(
+    " | ".join(f'"{name}"' for name in reinforcement.ADVANTAGE_SCALES),
+    "std",
+    "Advantages: rewards less their group's mean over its standard deviation; less the mean alone (Dr. GRPO); or the"
+    " rewards as they are.",
+    {"type": "string", "enum": list(reinforcement.ADVANTAGE_SCALES)},
+    trainer=reinforcement.TRAINER,
+  ),
+  "rl.advantage_epsilon": OwnKey(
+    "float",
+    1e-6,
+    "With rl.advantage_scale=std: what is added to the standard deviation.",
+    {"type": "number", "exclusiveMinimum": 0},
+    trainer=reinforcement.TRAINER,
+  ),
+  "rl.mask_truncated_completions": OwnKey(
+    "bool",
+    False,
+    "Leave completions that were cut at their limit out of the loss; they stay in their group.",
+    {"type": "boolean"},
+    trainer=reinforcement.TRAINER,
+  ),
+  "rl.importance_sampling_cap": OwnKey(
+    "float | null",
+    None,
+    "Correct for an engine that is not quite the trainer: each token's loss times the ratio of their probabilities, at"
+    " most this.",
+    {"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"type": "null"}]},
+    trainer=reinforcement.TRAINER,
+  ),
+  "reward_weights": OwnKey(
+    "dict[str, float]",
+    {"exact_answer": 1.0},
+    "Reward functions with their weights: exact_answer, marked_answer, tagged_format, finished, overlong, or your own"
+    " as file.py:function of (prompts, completions, answers).",
+    # As a choice of one it replaces what a file below says; a mapping alone would be merged into that.
+    {"anyOf": [{"type": "object"}]},
+    trainer=reinforcement.TRAINER,
+  ),
+  "reward_failure_score": OwnKey(
+    "float",
+    0.0,
+    "What completions score by a reward call that raises, answers nonsense or takes longer than"
+    " reward_worker_timeout_seconds.",
+    {"type": "number"},
+    trainer=reinforcement.TRAINER,
+  ),
+  "overlong_tokens": OwnKey(
+    "int",
+    0,
+    "For the reward overlong: the last so many tokens of a completion's limit are one too many each.",
+    {"type": "integer", "minimum": 0},
+    trainer=reinforcement.TRAINER,
+  ),
+  "rollout_engine": OwnKey(
+    " | ".join(f'"{name}"' for name in reinforcement.ENGINES),
+    "native",
+    "What writes the completions.",
+    {"type": "string", "enum": list(reinforcement.ENGINES)},
+    trainer=reinforcement.TRAINER,
+  ),
+  "rollout_seed": OwnKey(
+    "int",
+    0,
+    "Seed of the completions; a rollout draws by it, its own number and the place in it.",
+    {"type": "integer", "minimum": 0, "maximum": 2**32 - 1},
+    trainer=reinforcement.TRAINER,
+  ),
+  "samples_per_rollout": OwnKey(
+    "int",
+    2,
+    "Completions of each rollout that samples.jsonl gets, with their rewards.",
+    {"type": "integer", "minimum": 0},
+    trainer=reinforcement.TRAINER,
+  ),
 }
 """Our own keys beside MaxText's, in the order documentation shows them."""
 
@@ -210,6 +332,7 @@ class Schema:
     keys: by dotted name.
     groups: names such as `lora` that hold keys of their own and no value.
     maxtext_specs: JSON schema of MaxText's own values, also where `keys` takes more.
+    trainer_only: MaxText's keys that its own configuration of a model does not have, only that of one trainer.
   """
 
   def __init__(
@@ -218,11 +341,13 @@ class Schema:
     keys: Mapping[str, Key],
     groups: frozenset[str],
     maxtext_specs: Mapping[str, Mapping[str, Any]],
+    trainer_only: frozenset[str],
   ):
     self.maxtext_version = maxtext_version
     self.keys = keys
     self.groups = groups
     self.maxtext_specs = maxtext_specs
+    self.trainer_only = trainer_only
 
   @classmethod
   def load(cls) -> Schema:
@@ -236,9 +361,10 @@ class Schema:
         groups.add(name)
       keys.update((key.name, key) for key in _maxtext_keys(name, spec))
     maxtext_specs = {name: key.spec for name, key in keys.items()}
+    trainer_only = frozenset(name for name, key in keys.items() if key.trainer is not None)
     for name, own in OUR_KEYS.items():
       keys[name] = Key(name, own.spec, own.default, own.doc, ours=True, trainer=own.trainer)
-    return cls(raw["maxtext_version"], keys, frozenset(groups), maxtext_specs)
+    return cls(raw["maxtext_version"], keys, frozenset(groups), maxtext_specs, trainer_only)
 
 
 def _maxtext_keys(name: str, spec: Mapping[str, Any]) -> Iterator[Key]:

@@ -122,9 +122,10 @@ class Config(Group):
     """What to hand to MaxText on top of its base.yml: its keys that anything here set, nested as it has them.
 
     Left out are keys that only this package has, `chat_template` (which means more here), `student_overrides` (whose
-    keys are among the others) and `teacher_overrides` (see `teacher`), and values that MaxText's
-    own type for a key does not take, such as `num_epoch=null`; this package acts on those itself. Files named without
-    `hf_path`, or as a list, are told in the form that MaxText's own checks ask for; its data pipeline is not used.
+    keys are among the others) and `teacher_overrides` (see `teacher`), keys that MaxText has for one trainer alone, and
+    values that MaxText's own type for a key does not take, such as `num_epoch=null`; this package acts on those itself.
+    Files named without `hf_path`, or as a list, are told in the form that MaxText's own checks ask for; its data
+    pipeline is not used.
     """
     return copy.deepcopy(self._overrides)
 
@@ -164,7 +165,8 @@ def _maxtext_overrides(resolved: Resolved, schema: Schema) -> dict[str, Any]:
   chosen: dict[str, Any] = {}
   for name, setting in resolved.settings.items():
     spec = schema.maxtext_specs.get(name)
-    if spec is None or name in OWN_MEANING | _OVERRIDES or setting.origin.kind not in SET_KINDS:
+    kept_back = name in OWN_MEANING | _OVERRIDES or name in schema.trainer_only
+    if spec is None or kept_back or setting.origin.kind not in SET_KINDS:
       continue
     value = ",".join(setting.value) if name in _FILE_KEYS and isinstance(setting.value, list) else setting.value
     with contextlib.suppress(ValueMismatchError):

@@ -4,32 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
-from maxtext_posttrain.data.conversations import Conversation, UnusableRow, to_conversation
-from maxtext_posttrain.data.examples import NOT_UNICODE, TEMPLATE_REFUSED
+from maxtext_posttrain.data.conversations import UnusableRow
 from maxtext_posttrain.data.options import DataOptions
-from maxtext_posttrain.data.records import Row, read_rows
+from maxtext_posttrain.data.prompts import PROMPT_TOO_LONG, PromptTokenizer, prompt_ids, split_at_answer
+from maxtext_posttrain.data.records import read_rows
 from maxtext_posttrain.data.report import BadRows
-from maxtext_posttrain.errors import ChatTemplateError
 from maxtext_posttrain.evaluation.answers import Answer, find_answer
 
-NO_QUESTION = "nothing is said before the answer"
 NO_NUMBER = "the reference ends with no number"
 NOT_MARKED = "the reference marks no final number"
-PROMPT_TOO_LONG = "prompt too long"
-
-
-class PromptTokenizer(Protocol):
-  """What questions need of a tokenizer."""
-
-  def apply_chat_template(
-    self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool, tools: Any, documents: Any
-  ) -> Any:
-    """The ids of a conversation up to where the assistant answers."""
-    ...
 
 
 @dataclass(frozen=True)
@@ -94,12 +79,12 @@ def read_questions(
     rows += 1
     digest.update(json.dumps(row.value, sort_keys=True, default=repr).encode() + b"\n")
     try:
-      conversation, text, reference = _parts(row, options.columns)
+      conversation, text, reference = split_at_answer(row, options.columns)
       answer = find_answer(reference, marked_only=marked_only)
       if answer is None:
         raise UnusableRow(NOT_MARKED if marked_only else NO_NUMBER)
       with_number += 1
-      prompt = _prompt(conversation, tokenizer)
+      prompt = prompt_ids(conversation, tokenizer)
       if len(prompt) > longest_prompt:
         raise UnusableRow(PROMPT_TOO_LONG, f"{len(prompt)} tokens, at most {longest_prompt} leave room for an answer")
     except UnusableRow as unusable:
@@ -107,34 +92,3 @@ def read_questions(
       continue
     asked.append(Question(str(row.location), text, reference, answer, prompt))
   return Questions(asked, rows, with_number, left_out, digest.hexdigest())
-
-
-def _parts(row: Row, columns: Sequence[str]) -> tuple[Conversation, str, str]:
-  """The conversation before its last assistant turn, that part's last turn, and the assistant's."""
-  if row.reason is not None:
-    raise UnusableRow(row.reason, row.detail)
-  conversation = to_conversation(row.value, columns)
-  messages = conversation.messages
-  last = max(index for index, message in enumerate(messages) if message["role"] == "assistant")
-  if not last:
-    raise UnusableRow(NO_QUESTION)
-  return conversation._replace(messages=messages[:last]), _text(messages[last - 1]), _text(messages[last])
-
-
-def _text(message: Mapping[str, Any]) -> str:
-  content = message.get("content")
-  if isinstance(content, list):
-    parts = [part.get("text") for part in content if isinstance(part, Mapping)]
-    return "\n".join(part for part in parts if isinstance(part, str))
-  return content or ""
-
-
-def _prompt(conversation: Conversation, tokenizer: PromptTokenizer) -> list[int]:
-  try:
-    return tokenizer.apply_chat_template(
-      conversation.messages, add_generation_prompt=True, tools=conversation.tools, documents=conversation.documents
-    )
-  except ChatTemplateError as error:
-    raise UnusableRow(TEMPLATE_REFUSED, str(error)) from error
-  except UnicodeError as error:
-    raise UnusableRow(NOT_UNICODE, str(error)) from error

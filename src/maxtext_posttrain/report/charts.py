@@ -40,6 +40,45 @@ PANELS = (
     (Series("train", "loss", "training"), Series("eval", "loss", "held out", marked=True)),
     can_be_log=True,
   ),
+  Panel(
+    "Reward",
+    "mean over completions",
+    (Series("train", "reward", "training"), Series("eval", "reward", "held out, most probable", marked=True)),
+  ),
+  Panel(
+    "Groups",
+    "share",
+    (
+      Series("train", "zero_spread_groups", "groups of equal rewards"),
+      Series("train", "truncated_completions", "completions cut at their limit"),
+    ),
+  ),
+  Panel(
+    "Completions",
+    "tokens",
+    (
+      Series("train", "completion_tokens_mean", "mean"),
+      Series("train", "completion_tokens_min", "shortest"),
+      Series("train", "completion_tokens_max", "longest"),
+    ),
+  ),
+  Panel("KL to the reference", "nats per token", (Series("train", "kl", "k3"),)),
+  Panel("Entropy", "nats per token", (Series("train", "entropy", "entropy"),)),
+  Panel(
+    "Clipped",
+    "share of tokens",
+    (Series("train", "clipped_low", "by the lower bound"), Series("train", "clipped_high", "by the upper bound")),
+  ),
+  Panel(
+    "Phases of a rollout",
+    "seconds",
+    (
+      Series("train", "weight_transfer_seconds", "weights"),
+      Series("train", "rollout_seconds", "completions"),
+      Series("train", "reward_seconds", "rewards"),
+      Series("train", "log_prob_seconds", "log-probabilities"),
+    ),
+  ),
   Panel("Learning rate", "of the schedule", (Series("train", "learning_rate", "learning rate"),), can_be_log=True),
   Panel("Gradient norm", "global norm before clipping", (Series("train", "grad_norm", "norm"),), can_be_log=True),
   Panel("Throughput", "tokens per second", (Series("train", "tokens_per_second", "tokens per second"),)),
@@ -60,6 +99,8 @@ _TOLD_ELSEWHERE = frozenset(
     "tflops_per_device",
     "mfu",
     "skipped_updates",
+    "loss_weight",
+    "prompts",
   }
 )
 

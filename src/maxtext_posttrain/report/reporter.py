@@ -14,7 +14,7 @@ from maxtext_posttrain.report.logger import Logger
 from maxtext_posttrain.report.metrics_file import MetricsFile
 from maxtext_posttrain.report.tensorboard import TensorBoardFile
 
-_SHOWN = ("loss", "learning_rate", "grad_norm", "tokens_per_second")
+_SHOWN = ("loss", "reward", "kl", "learning_rate", "grad_norm", "tokens_per_second")
 
 
 class Reporter:

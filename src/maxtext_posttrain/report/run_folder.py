@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from maxtext_posttrain.errors import ReportError
+from maxtext_posttrain.report.completions import WrittenCompletion, read_completions
 from maxtext_posttrain.report.evaluations import evaluation_figures
 from maxtext_posttrain.report.metrics_file import read_metrics
 from maxtext_posttrain.report.run_file import RunRecord
@@ -50,6 +51,7 @@ class RunFolder:
     record: None for a folder without `run.json`.
     checkpoints: in order of steps.
     evaluations: what `posttrain eval` found, by name.
+    completions: a few that the model wrote while it was trained, where it was trained on its own.
   """
 
   path: Path
@@ -57,6 +59,7 @@ class RunFolder:
   record: RunRecord | None
   checkpoints: list[Checkpoint]
   evaluations: dict[str, str] = field(default_factory=dict)
+  completions: list[WrittenCompletion] = field(default_factory=list)
 
   @property
   def name(self) -> str:
@@ -90,12 +93,13 @@ class RunFolder:
         raise ReportError(f"{path}: holds no metrics.jsonl; name a run's folder, as runs/<run_name>")
       record = RunRecord.read(path)
       curves = _curves(metrics)
+      completions = read_completions(path)
     except OSError as error:
       raise ReportError(f"{error.filename or path}: can't be read: {error.strerror or error}") from error
     if not curves and record is None:
       raise ReportError(f"{metrics}: holds no metrics, and there is no run.json: there is nothing to show")
     checkpoints = list(_checkpoints(_checkpoint_folder(path, record)))
-    return cls(path, curves, record, checkpoints, evaluation_figures(path))
+    return cls(path, curves, record, checkpoints, evaluation_figures(path), completions)
 
 
 def _curves(path: Path) -> dict[tuple[str, str], Curve]:
@@ -126,6 +130,8 @@ def _number(value: Any) -> float | None:
 def _checkpoint_folder(path: Path, record: RunRecord | None) -> Path:
   """The folder beside the metrics; else, where the run's metrics lie apart from its checkpoints, the recorded one."""
   beside = path / "checkpoints"
+  if (beside / "actor").is_dir():
+    return beside / "actor"
   if beside.is_dir() or record is None or record.checkpoints is None or "://" in record.checkpoints:
     return beside
   return Path(record.checkpoints)

@@ -157,6 +157,7 @@ class NativeEngine:
       temperature=np.float32(options.temperature),
       top_k=np.int32(options.top_k),
       top_p=np.float32(options.top_p),
+      log_prob_temperature=np.float32((options.tempered_log_probs and options.temperature) or 1.0),
     )
     for row, request in enumerate(wave):
       size = request.tokens.size - 1
@@ -205,7 +206,7 @@ class NativeEngine:
         top_k=wave.top_k,
         top_p=wave.top_p,
       )
-      log_prob = token_log_probs(logits, token)
+      log_prob = token_log_probs(logits / wave.log_prob_temperature, token)
       # In front of the first token are as many columns as the longest stop sequence needs.
       tokens = jax.lax.dynamic_update_index_in_dim(state.tokens, token, state.step + longest_stop - 1, 1)
       newest = jax.lax.dynamic_slice_in_dim(tokens, state.step, longest_stop, 1)[:, None]
@@ -267,6 +268,7 @@ class _Wave:
   temperature: Any
   top_k: Any
   top_p: Any
+  log_prob_temperature: Any
 
 
 @jax.tree_util.register_dataclass

@@ -27,6 +27,7 @@ class SamplingOptions:
     stop_token_ids: a completion ends with the first of these.
     stop_sequences: a completion ends when its last tokens are one of these, each of one token or more.
     n: completions of each prompt.
+    tempered_log_probs: log-probabilities are those at `temperature`, before top-k and top-p; else at temperature 1.
 
   Raises:
     GenerationError: a value is out of its range.
@@ -40,6 +41,7 @@ class SamplingOptions:
   stop_token_ids: Sequence[int] = ()
   stop_sequences: Sequence[Sequence[int]] = ()
   n: int = 1
+  tempered_log_probs: bool = False
 
   def __post_init__(self) -> None:
     _integer("max_new_tokens", self.max_new_tokens, 1, _INT32_MAX)
@@ -78,7 +80,8 @@ class Completion:
 
   Attributes:
     token_ids: the tokens chosen, the stop token or sequence included where one came.
-    log_probs: of each token under the model's own distribution: temperature 1, the whole vocabulary.
+    log_probs: of each token, over the whole vocabulary: under the model's own distribution, temperature 1, unless
+      `tempered_log_probs` was asked for.
     finish_reason: `stop` after a stop token or sequence; `length` at `max_new_tokens` or at the end of the model's
       context.
   """

@@ -23,6 +23,11 @@ def model_weights(model: nnx.Module) -> nnx.State:
   return nnx.state(model, nnx.Not(_NOT_WEIGHTS))
 
 
+def weights_of(state: nnx.State) -> nnx.State:
+  """As `model_weights`, of a model's state: the same arrays, not copies of them."""
+  return nnx.filter_state(state, nnx.Not(_NOT_WEIGHTS))
+
+
 def by_path(state: nnx.State) -> dict[Path, Any]:
   """The arrays (or their shapes) of a state by path."""
   return {tuple(path): variable.get_value() for path, variable in nnx.to_flat_state(state)}

@@ -25,7 +25,7 @@ from maxtext_posttrain.report import Reporter
 from maxtext_posttrain.trainers.objective import Objective
 from maxtext_posttrain.trainers.train_step import CompiledSteps, FrozenStates
 
-EvalBatches = Iterable[dict[str, np.ndarray]]
+EvalBatches = Iterable[dict[str, np.ndarray]] | Callable[[], dict[str, float]]
 PlaceBatch = Callable[[Mapping[str, np.ndarray]], dict[str, jax.Array]]
 
 
@@ -81,6 +81,7 @@ class PostTrainer(peft_trainer.PeftTrainer):
     place: PlaceBatch,
     budget: StepBudgetedIterator[Any],
     groups: Iterator[dict[str, np.ndarray]],
+    batch_metrics: Callable[[], dict[str, float]],
     reporter: Reporter,
     save_on_completion: bool,
   ) -> None:
@@ -91,11 +92,12 @@ class PostTrainer(peft_trainer.PeftTrainer):
     self._place = place
     self._budget = budget
     self._groups = groups
+    self._batch_metrics = batch_metrics
     self._reporter = reporter
     self._save_on_completion = save_on_completion
     self._state = nnx.state(maxtext_api.TrainStateNNX(self.model, self.optimizer), nnx.Not(nnx.Intermediate))
     self._first_step = self._train_steps
-    self._aux: dict[int, dict[str, jax.Array]] = {}
+    self._aux: dict[int, tuple[dict[str, jax.Array], dict[str, float]]] = {}
     self._waited = 0.0
     self._saved = 0.0
     self._last_time = time.perf_counter()
@@ -109,6 +111,16 @@ class PostTrainer(peft_trainer.PeftTrainer):
     finally:
       self._sync_modules()
     self.close()
+
+  @property
+  def model_state(self) -> nnx.State:
+    """The live model's state as the last update left it; the next one takes its arrays."""
+    return self._state["model"]
+
+  @property
+  def reporter(self) -> Reporter:
+    """Where the run's metrics go."""
+    return self._reporter
 
   def jit_train_and_eval_step(self, skip_jit: bool = False, cache_nnx_graph: bool = False) -> tuple[Any, Any]:
     """The compiled update for Tunix's loop; its evaluation goes through `_run_eval`."""
@@ -144,7 +156,7 @@ class PostTrainer(peft_trainer.PeftTrainer):
       batch = self._prepare_inputs(replacement)
 
   def _post_process_train_step(self, aux: Any) -> None:
-    self._aux[self._train_steps] = aux
+    self._aux[self._train_steps] = (aux, self._batch_metrics())
 
   def _write_train_metrics(self) -> None:
     """Writes the update before this one, as Tunix does; and this one too where its checkpoint is due.
@@ -163,7 +175,8 @@ class PostTrainer(peft_trainer.PeftTrainer):
 
   def _write_metrics(self, metrics_buffer: peft_trainer.MetricsBuffer) -> None:
     step = metrics_buffer.step
-    aux = {key: float(value) for key, value in jax.device_get(self._aux.pop(step - 1)).items()}
+    made, of_batch = self._aux.pop(step - 1)
+    aux = {key: float(value) for key, value in jax.device_get(made).items()}
     if not aux.pop("finite"):
       raise TrainingError(
         f"step {step}: loss {aux['loss']}, gradient norm {aux['grad_norm']}: not finite, nothing of it was saved; lower"
@@ -176,6 +189,7 @@ class PostTrainer(peft_trainer.PeftTrainer):
     saved, self._saved = total_saved - self._saved, total_saved
     values = {key: value for key, value in aux.items() if key != "weight"}
     values[self._objective.weight_name] = aux["weight"]
+    values |= of_batch
     values["step_seconds"] = seconds
     values |= self._throughput(aux.get("tokens", aux["weight"]), seconds)
     values["data_wait_seconds"] = waited
@@ -191,6 +205,11 @@ class PostTrainer(peft_trainer.PeftTrainer):
     if not due or self._reporter.metrics.has("eval", self._train_steps):
       return
     self._flush_train_metrics()
+    values = eval_ds() if callable(eval_ds) else self._mean_loss(eval_ds, eval_step_fn)
+    self._reporter.evaluation(self._train_steps, values)
+    self._last_time = time.perf_counter()
+
+  def _mean_loss(self, eval_ds: Iterable[Any], eval_step_fn: Callable[..., Any]) -> dict[str, float]:
     sums: Any = None
     for batch in eval_ds:
       result = jax.tree.map(float, jax.device_get(eval_step_fn(self._state, self._frozen, self._place(batch))))
@@ -201,9 +220,7 @@ class PostTrainer(peft_trainer.PeftTrainer):
       raise TrainingError(f"the evaluation data has no {what}; mend it or set eval_interval=-1")
     loss = sums["loss_sum"] / sums["weight"]
     means = {name: value / sums["weight"] for name, value in sums["means"].items()}
-    values = {"loss": loss, **self._objective.evaluation_metrics(loss), weight_name: int(sums["weight"]), **means}
-    self._reporter.evaluation(self._train_steps, values)
-    self._last_time = time.perf_counter()
+    return {"loss": loss, **self._objective.evaluation_metrics(loss), weight_name: int(sums["weight"]), **means}
 
   def _save_last_checkpoint(self) -> None:
     # Pre-training's folder of the step a run starts from has another name; nothing new was made, nothing is written.

@@ -4,18 +4,52 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
-from maxtext_posttrain.data import BATCH_KEYS, PreparedData
+from maxtext_posttrain.data import BATCH_KEYS, BatchIterator, PreparedData
 from maxtext_posttrain.maxtext_api import MaxTextConfig
+
+if TYPE_CHECKING:
+  from maxtext_posttrain.trainers.base import Session
 
 Batch = Mapping[str, jax.Array]
 BatchSpec = Mapping[str, jax.ShapeDtypeStruct]
+
+
+class TrainBatches(Protocol):
+  """Micro-batches in order, with a position that can be saved and restored.
+
+  Attributes:
+    total_batches: micro-batches from the first to the last, or None without end.
+  """
+
+  total_batches: int | None
+
+  def __iter__(self) -> Iterator[dict[str, np.ndarray]]: ...
+
+  def __next__(self) -> dict[str, np.ndarray]: ...
+
+  def metrics(self) -> dict[str, float]:
+    """What there is to say of the micro-batch that came last, for its update's metrics."""
+    ...
+
+  def get_state(self) -> dict[str, Any]:
+    """The position after the micro-batches already yielded, as JSON."""
+    ...
+
+  def set_state(self, state: dict[str, Any]) -> None:
+    """Goes to a saved position."""
+    ...
+
+  def close(self) -> None:
+    """Ends whatever works for it."""
+    ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,10 +108,14 @@ class Objective(abc.ABC):
   Attributes:
     name: of its command.
     weight_name: what `weight` counts, as the metrics call it.
+    evaluates_itself: `evaluation` says how good the model is, and no loss over evaluation data.
+    checkpoint_role: the folder between `checkpoints` and the steps, with its slash, as reinforcement learning has one.
   """
 
   name: str
   weight_name: str = "trained_tokens"
+  evaluates_itself: bool = False
+  checkpoint_role: str = ""
 
   @abc.abstractmethod
   def prepare_data(self, config: Any) -> PreparedData:
@@ -117,6 +155,29 @@ class Objective(abc.ABC):
     del loss
     return {}
 
-  def passes(self) -> float:
-    """Model FLOPs of one update, as a multiple of the forward and backward pass over its batch."""
+  def before_training(self, session: Session, completed: int) -> None:
+    """Called once, with the weights restored and before the first batch is asked for; by default does nothing.
+
+    Args:
+      session: the run.
+      completed: updates behind it.
+    """
+    del session, completed
+
+  def passes(self, config: Any) -> float:
+    """Model FLOPs of one update, as a multiple of a forward and backward pass over one sequence for each row."""
+    del config
     return 1.0
+
+  def batches(self, session: Session, rows: BatchIterator) -> TrainBatches:
+    """What the updates train on, made of the data's own batches; where weights are needed, those of `session.trainer`.
+
+    It is asked for once, before a saved position is restored.
+    """
+    del session
+    return rows
+
+  def evaluation(self, session: Session) -> Callable[[], dict[str, float]] | None:
+    """With `evaluates_itself`, what makes an evaluation's metrics; None without evaluation data."""
+    del session
+    return None

@@ -121,8 +121,8 @@ def test_defaults_are_maxtexts_and_ours(load):
   assert config.max_num_checkpoints_to_keep is None
   assert config.lora.lora_rank == 0
   assert config.eval_interval == -1
-  defaults = {name: key.default for name, key in OUR_KEYS.items() if key.trainer in (None, "sft")}
-  assert {name: config[name] for name in defaults} == defaults
+  ours = {name: key for name, key in OUR_KEYS.items() if key.trainer in (None, "sft")}
+  assert {name: config[name] for name in ours} == {name: key.default for name, key in ours.items()}
   assert config.num_epoch is None
   assert config.sources["learning_rate"] == "MaxText base.yml"
   assert config.sources["lora.lora_rank"] == "MaxText default"

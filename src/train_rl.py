@@ -1,0 +1,8 @@
+"""GRPO by the name of MaxText's command: `python -m train_rl config.yml [key=value ...]`, the same as `train_grpo`."""
+
+import sys
+
+from maxtext_posttrain.cli import main
+
+if __name__ == "__main__":
+  sys.exit(main(["grpo", *sys.argv[1:]]))
