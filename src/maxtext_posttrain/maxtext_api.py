@@ -318,23 +318,16 @@ def hidden_states(
   """
   parts: Any = model
   decoder = parts.decoder
-  deterministic = not (is_train and config.enable_dropout)
   full = decoder.config
-  # Under vocabulary tiling MaxText's decoder leaves the head out.
+  # Under vocabulary tiling MaxText's decoder leaves the head out. The whole model is called: adapters work from there.
   decoder.config = MaxTextConfig(config._pydantic_config.model_copy(update={"num_vocab_tiling": 2}))
   try:
-    _, hidden, *_ = decoder(
-      shared_embedding=parts.token_embedder,
-      decoder_input_tokens=batch["inputs"],
-      decoder_positions=batch["inputs_position"],
-      decoder_segment_ids=batch["inputs_segmentation"],
-      deterministic=deterministic,
-      model_mode=common_types.MODEL_MODE_TRAIN,
-    )
+    forward(config, model, batch, is_train=is_train)
   finally:
     decoder.config = full
-  nnx.pop(decoder, nnx.All(nnx.Intermediate, nnx.PathContains("hidden_states")))
-  return decoder.dropout(decoder.decoder_norm(hidden), deterministic=deterministic)
+  sown = nnx.pop(decoder, nnx.All(nnx.Intermediate, nnx.PathContains("hidden_states")))
+  hidden = jax.tree.leaves(sown)[-1]
+  return decoder.dropout(decoder.decoder_norm(hidden), deterministic=not (is_train and config.enable_dropout))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -375,13 +368,17 @@ def output_head(config: MaxTextConfig, model: nnx.Module) -> OutputHead:
   return OutputHead(table.astype(jnp.promote_types(table.dtype, config.dtype)), project_tied)
 
 
-def can_split_head(config: MaxTextConfig) -> bool:
+def can_split_head(config: MaxTextConfig, model: nnx.Module) -> bool:
   """Whether `hidden_states` and `output_head` give what `forward` does.
 
-  Quantized heads keep statistics, and explicit sharding and weights kept in host memory want what MaxText wraps around.
+  Quantized heads keep statistics, an adapter on the head works inside the model alone, and explicit sharding and
+  weights kept in host memory want what MaxText wraps around.
   """
+  parts: Any = model
+  dense = getattr(parts.decoder, "logits_dense", None)
+  adapted = dense is not None and bool(jax.tree.leaves(nnx.state(dense, nnx.LoRAParam)))
   explicit = config.shard_mode == common_types.ShardMode.EXPLICIT
-  return not (config.quantization or explicit or config.parameter_memory_host_offload)
+  return not (config.quantization or explicit or adapted or config.parameter_memory_host_offload)
 
 
 def pop_load_balance_loss(model: nnx.Module) -> jax.Array | None:

@@ -102,7 +102,7 @@ def test_precomputed_log_probs_are_the_frozen_models(frozen: Path, precomputed: 
 @pytest.mark.parametrize("reference", ["adapter_off", "frozen", "precomputed"])
 def test_an_adapter_is_compared_with_the_base_below_it(folder: Path, reference: str):
   """The base with the adapter off, a copy of it, or what it said before: the same numbers."""
-  adapter = ["lora.enable_lora=true", "lora.lora_rank=2", "lora.lora_alpha=4", "lora.lora_module_path=.*mlp.*"]
+  adapter = ["lora.enable_lora=true", "lora_fresh_base=true", "lora.lora_rank=2", "lora.lora_alpha=4"]
   run = trained(folder, f"lora-{reference}", *adapter, f"dpo.reference={reference}", "learning_rate=1e-1")
   train = records(run, "train")
   np.testing.assert_allclose(train[0]["loss"], np.log(2), rtol=1e-6)

@@ -124,7 +124,7 @@ class _Split:
 
 def _split(config: MaxTextConfig, model: nnx.Module, shape: tuple[int, ...]) -> _Split | None:
   """None where the head is applied to all positions at once."""
-  if not maxtext_api.can_split_head(config):
+  if not maxtext_api.can_split_head(config, model):
     return None
   parts: Any = model
   devices = parts.mesh.devices
