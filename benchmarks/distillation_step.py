@@ -126,6 +126,10 @@ def _maxtexts_own(folder: Path, sizes: Mapping[str, str], items: Path) -> str:
   config = maxtext_config("distillation.yml")
   # Its teacher is configured without the command line's keys, so all of them go into a file.
   own = {"base_output_directory": str(folder), "run_name": "maxtexts", "steps": "3", "dataset_type": "synthetic"}
+  own |= {
+    "tokenizer_type": "sentencepiece",
+    "tokenizer_path": str(config.parents[2] / "assets/tokenizers/tokenizer.llama2"),
+  }
   lines = [f"base_config: {config}", *(f"{key}: {value}" for key, value in {**sizes, **own}.items())]
   lines += ["student_overrides: {}", f"teacher_overrides: {{load_parameters_path: {items}}}"]
   path = folder / "maxtexts.yml"

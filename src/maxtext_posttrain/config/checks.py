@@ -275,7 +275,7 @@ class Checks:
       yield f"{self._at('lora_fresh_base')}: load_parameters_path is set too; set one of them"
     if self._value("opt_type") == "muon":
       yield f"{self._at('opt_type')}: Muon is for full weight matrices, not for an adapter's; use adamw"
-    if self._value("student_init_from_teacher_layers") is not None:
+    if self._trainer == "distill" and self._value("student_init_from_teacher_layers") is not None:
       yield (
         f"{self._at('student_init_from_teacher_layers')}: makes a student's weights anew, and an adapter needs a base"
         " that can be read again; distil with full weights"
