@@ -93,7 +93,7 @@ def test_a_resumed_run_whose_file_is_gone_computes_them_again(prepare, tmp_path:
   assert reference.batches
 
 
-@pytest.mark.parametrize("change", ["data", "packing", "model", "weights", "broken", "cut"])
+@pytest.mark.parametrize("change", ["data", "length", "model", "weights", "broken", "cut"])
 def test_others_are_computed_anew_or_refused_midway(prepare, tmp_path: Path, change: str):
   file, weights = tmp_path / "r.npz", tmp_path / "items"
   weights.mkdir()
@@ -103,8 +103,8 @@ def test_others_are_computed_anew_or_refused_midway(prepare, tmp_path: Path, cha
   pairs, changes = PAIRS, {}
   if change == "data":
     pairs = [*PAIRS[:-1], {**PAIRS[-1], "chosen": "c"}]
-  elif change == "packing":
-    changes = {"packing": False}
+  elif change == "length":
+    changes = {"max_target_length": 60}
   elif change == "model":
     given["model"] = "tiny in bfloat16"
   elif change == "weights":
@@ -119,8 +119,7 @@ def test_others_are_computed_anew_or_refused_midway(prepare, tmp_path: Path, cha
   fill(file, rows, again, **given)
   assert again.batches
   batch = rows.source.assemble([0])
-  if change != "packing":
-    np.testing.assert_array_equal(batch[REFERENCE_KEY], 2 * lengths(batch))
+  np.testing.assert_array_equal(batch[REFERENCE_KEY], 2 * lengths(batch))
 
 
 def test_rows_without_sums_are_refused(prepare):
