@@ -120,7 +120,7 @@ def adapted(config: MaxTextConfig, mesh: Mesh, model: nnx.Module) -> nnx.Module:
   chosen = module_path(config)
   try:
     provider = _Provider(rank=config.lora.lora_rank, alpha=config.lora.lora_alpha, **_rule(config))
-    result = qwix.apply_lora_to_model(
+    result: Any = qwix.apply_lora_to_model(
       model, provider, rngs=nnx.Rngs(params=config.init_weights_seed), **_call_arguments(mesh)
     )
   except (re.error, ValueError, TypeError, NotImplementedError, AssertionError) as error:

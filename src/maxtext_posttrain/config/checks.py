@@ -263,7 +263,8 @@ class Checks:
       yield f"{self._at('lora_fresh_base')}: load_parameters_path is set too; set one of them"
     if self._value("opt_type") == "muon":
       yield f"{self._at('opt_type')}: Muon is for full weight matrices, not for an adapter's; use adamw"
-    if self._value("student_init_from_teacher_layers") is not None:
+    started = self._resolved.settings.get("student_init_from_teacher_layers")  # Distillation's alone.
+    if started is not None and started.value is not None:
       yield (
         f"{self._at('student_init_from_teacher_layers')}: makes a student's weights anew, and an adapter needs a base"
         " that can be read again; distil with full weights"
