@@ -121,7 +121,8 @@ class RolloutCollector:
     self._engine.update_params(self._weights())
     clock.append(time.perf_counter())
     asked = [int(row) for row in rows if row != PADDING_ROW]
-    ids = [self._prompts.tokens[row] for row in asked for _ in range(shape.generations)]
+    # Tunix's engines are declared to take texts; ours take tokens too.
+    ids: list[Any] = [self._prompts.tokens[row] for row in asked for _ in range(shape.generations)]
     seed: Any = (settings.seed << 32) | (number & 0xFFFFFFFF)
     output = self._engine.generate(ids, dataclasses.replace(settings.sampling, seed=seed)) if ids else None
     tokens = [] if output is None else [np.asarray(each, np.int32) for each in output.tokens]

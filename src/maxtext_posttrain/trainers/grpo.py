@@ -26,7 +26,7 @@ from tunix.rl.rollout import base_rollout
 from maxtext_posttrain import maxtext_api
 from maxtext_posttrain.data import Batch as HostBatch
 from maxtext_posttrain.data import BatchIterator, PreparedData
-from maxtext_posttrain.data.prompts import PromptDataset, RolloutShape, prepare_prompts
+from maxtext_posttrain.data.prompts import PromptDataset, RolloutShape, prepare_prompts, prompt_tokenizer
 from maxtext_posttrain.errors import ConfigError
 from maxtext_posttrain.losses.grpo import (
   GrpoSettings,
@@ -43,7 +43,6 @@ from maxtext_posttrain.rewards.pool import RewardPool
 from maxtext_posttrain.rewards.sample import RewardSettings
 from maxtext_posttrain.rollout.text import chat_stops, stop_tokens
 from maxtext_posttrain.rollout.tunix_rollout import NativeRollout
-from maxtext_posttrain.tokenizers import Tokenizer, configured_tokenizer
 from maxtext_posttrain.trainers.collector import CollectorSettings, LogProbs, RolloutCollector, WrittenSample
 from maxtext_posttrain.trainers.objective import (
   Batch,
@@ -216,7 +215,7 @@ class Players:
     """Builds them; `session.trainer` has the model."""
     config = session.config
     self._session = session
-    self._tokenizer: Tokenizer = configured_tokenizer(config)
+    self._tokenizer = prompt_tokenizer(config)
     vocab_size = session.maxtext.vocab_size
     stops = [token for token in stop_tokens(self._tokenizer, (), chat=True) if token < vocab_size]
     end, sequences = chat_stops(self._tokenizer)
