@@ -8,8 +8,9 @@ REQUIREMENTS := requirements/base.txt requirements/dev.txt requirements/demo.txt
 # A file's tests share their fixtures, so a file stays with one worker.
 PYTEST := $(PYTHON) -m pytest -n $(or $(WORKERS),2) --dist loadfile
 
-.PHONY: help setup quickstart test test-fast lint format torch-env demo-gsm8k demo-smollm2 demo-grpo-tiny benchmark-sft benchmark-trl \
-  benchmark-checkpoint benchmark-generate lock clean
+.PHONY: help setup quickstart test test-fast lint format torch-env demo-gsm8k demo-smollm2 demo-dpo demo-distill \
+  demo-grpo-tiny handback-matrix benchmark-sft benchmark-trl benchmark-dpo benchmark-distill benchmark-checkpoint \
+  benchmark-generate lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | sort | expand -t 16
@@ -54,15 +55,34 @@ demo-smollm2: $(STAMP) $(TORCH_STAMP) ## import SmolLM2, SFT on GSM8K, export to
 	rm -rf runs/smollm2 runs/sft_smollm2 runs/sft_smollm2-hf
 	$(PYTHON) scripts/demo_smollm2.py
 
+demo-distill: $(STAMP) ## half of SmolLM2's layers learn what all of them say about GSM8K, KL on held-out problems
+	rm -rf runs/smollm2-teacher runs/distill_smollm2
+	$(PYTHON) scripts/demo_distill.py
+
+demo-dpo: $(STAMP) ## SmolLM2 learns to prefer right solutions to wrong ones, accuracy on held-out pairs
+	rm -rf runs/dpo_smollm2 runs/dpo_smollm2-merged
+	$(PYTHON) scripts/demo_dpo.py
+
 demo-grpo-tiny: $(STAMP) ## SFT of a tiny model on sums, then GRPO with an exact-answer reward, three seeds
 	rm -rf runs/grpo_tiny_*
 	$(PYTHON) scripts/demo_grpo_tiny.py
+
+handback-matrix: $(STAMP) ## every trainer and pre-training read what every other wrote; the table is docs/handback_matrix.md
+	$(PYTHON) -m pytest tests/end_to_end/test_handback_matrix.py --handback-table docs/handback_matrix.md
+	@cat docs/handback_matrix.md
 
 benchmark-sft: $(STAMP) ## our SFT step against MaxText's own, five pairs
 	$(PYTHON) benchmarks/sft_step.py
 
 benchmark-trl: $(STAMP) $(TORCH_STAMP) ## our SFT step against TRL's SFTTrainer at SmolLM2's shape, three pairs
 	$(PYTHON) benchmarks/sft_step.py --rivals trl --model smollm2-shape --pairs 3
+
+benchmark-distill: $(STAMP) $(TORCH_STAMP) ## our distillation step against TRL's GKDTrainer, three pairs
+	$(PYTHON) benchmarks/distillation_step.py
+
+benchmark-dpo: $(STAMP) $(TORCH_STAMP) ## our DPO step against TRL's DPOTrainer and MaxText's own, three pairs each
+	$(PYTHON) benchmarks/dpo_step.py --rival trl
+	$(PYTHON) benchmarks/dpo_step.py --rival maxtext
 
 benchmark-checkpoint: $(STAMP) ## our saves and restores against Orbax alone and MaxText's own, three rounds
 	$(PYTHON) benchmarks/checkpoint.py

@@ -233,7 +233,7 @@ def main() -> None:
     "restore_seconds": restored[1:],
     "save_memory_bytes": max(rises["save"]),
     "restore_memory_bytes": max(rises["restore"]),
-    "disk_bytes": bytes_on_disk(epath.Path(root / str(step))),
+    "disk_bytes": bytes_on_disk(epath.Path(root / str(int(times) + 1))),
     "state_bytes": sum(
       leaf.size * leaf.dtype.itemsize
       for leaf in jax.tree.leaves(pretraining.state)

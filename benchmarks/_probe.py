@@ -121,14 +121,28 @@ class Recorder:
       "processor_seconds": self._processor_seconds,
       "losses": [float(loss) for loss in self._losses],
       "parameters": self._parameters,
-      "positions": [math.prod(batch["inputs"].shape) for batch in self._batches],
-      "tokens": [_count(batch["inputs_segmentation"]) for batch in self._batches],
-      "trained_tokens": [_count(batch["targets_segmentation"]) for batch in self._batches],
+      **_work(self._batches),
       "compile_seconds": sum(self._compile_seconds),
       "compilations": len(self._compile_seconds),
       "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * kilobytes,
     }
     path.write_text(json.dumps(result), encoding="utf-8")
+
+
+def _work(batches: Sequence[Any]) -> dict[str, list[int]]:
+  """How large each batch is: of MaxText's arrays by name, or of the object that Tunix's DPO makes of its own."""
+  if not all(isinstance(batch, dict) for batch in batches):
+    return {
+      "positions": [math.prod(batch.input_ids.shape) for batch in batches],
+      # A row of the attention mask is the last token's view of all that are not padding.
+      "tokens": [_count(batch.attention_mask[:, -1] if batch.attention_mask.ndim == 3 else 1) for batch in batches],
+      "trained_tokens": [_count(batch.completion_mask) for batch in batches],
+    }
+  return {
+    "positions": [math.prod(batch["inputs"].shape) for batch in batches],
+    "tokens": [_count(batch["inputs_segmentation"]) for batch in batches],
+    "trained_tokens": [_count(batch["targets_segmentation"]) for batch in batches],
+  }
 
 
 def _count(segments: Any) -> int:

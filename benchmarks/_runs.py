@@ -110,6 +110,7 @@ def measures(rival: str, hardware: Hardware) -> tuple[Measure, ...]:
     Measure("CPU to first step, s", lambda run: run.first_step_processor_seconds, 2),
     Measure("CPU of a step, ms", lambda run: 1e3 * run.step_processor_seconds, 1),
     Measure("tokens per second", lambda run: run.tokens_per_second, 0),
+    Measure("trained tokens per second", lambda run: run.trained_tokens / run.step_seconds, 0),
     Measure("model TFLOP/s", lambda run: hardware.step_tflops / run.step_seconds, 4),
     Measure(
       "share of peak", lambda run: hardware.step_tflops / run.step_seconds / hardware.peak_tflops, 2, "ours >= 0.6"
@@ -120,19 +121,22 @@ def measures(rival: str, hardware: Hardware) -> tuple[Measure, ...]:
   )
 
 
-def report(rival: str, pairs: Sequence[tuple[Run, Run]], hardware: Hardware) -> Iterator[str]:
+def report(
+  rival: str, pairs: Sequence[tuple[Run, Run]], hardware: Hardware, *, same_positions: bool = True
+) -> Iterator[str]:
   """The table over all pairs (ours, the rival's).
 
   Raises:
     SystemExit: the two sides did not do the same work.
   """
   for ours, theirs in pairs:
-    for what in ("parameters", "positions"):
+    for what in ("parameters", "positions") if same_positions else ("parameters",):
       if getattr(ours, what) != getattr(theirs, what):
         sys.exit(f"not the same work: {what} {getattr(ours, what)} here, {getattr(theirs, what)} in {rival}'s")
   ours, theirs = pairs[0]
   yield ""
-  yield f"both sides: {ours.parameters:,} parameters, {ours.positions:,} positions a step, padding included"
+  positions = f"{ours.positions:,}" if same_positions else f"{ours.positions:,} here and {theirs.positions:,} there, of"
+  yield f"both sides: {ours.parameters:,} parameters, {positions} positions a step, padding included"
   for name, run in (("ours", ours), (rival, theirs)):
     yield (
       f"{name:<8} {run.tokens:,.0f} tokens a step without padding, {run.trained_tokens:,.0f} of them trained;"

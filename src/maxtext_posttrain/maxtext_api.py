@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -20,7 +21,7 @@ import optax
 import pydantic
 from flax import nnx
 from flax.core.spmd import logical_axis_rules
-from flax.linen import with_logical_constraint
+from flax.linen.spmd import with_logical_constraint
 from jax.sharding import Mesh
 from maxtext.common import checkpoint_context, common_types, train_state_nnx
 from maxtext.configs import pyconfig
@@ -132,6 +133,7 @@ class PretrainingState:
     graphdef: of the `TrainStateNNX`.
     state: abstract state of the `TrainStateNNX`; leaves are `jax.ShapeDtypeStruct` with shardings.
     opt_state: the same optimizer state as `state`'s, with optax's own types.
+    trainable: the kind of parameter the optimizer is over: `nnx.Param`, or `nnx.LoRAParam` where the base is frozen.
   """
 
   create_model: Callable[[], nnx.Module]
@@ -141,6 +143,7 @@ class PretrainingState:
   graphdef: nnx.GraphDef
   state: nnx.State
   opt_state: Any
+  trainable: type[nnx.Param] = nnx.Param
 
 
 def _create_model(config: MaxTextConfig, mesh: Mesh) -> nnx.Module:
@@ -187,11 +190,22 @@ def _set_llama3_rope_factor(model: nnx.Module, config: MaxTextConfig) -> None:
       node.rotary_embedding = scaled
 
 
-def pretraining_state(config: MaxTextConfig, mesh: Mesh) -> PretrainingState:
-  """Builds, abstractly, the train state that real pre-training builds for `config` on `mesh`."""
+def pretraining_state(
+  config: MaxTextConfig,
+  mesh: Mesh,
+  *,
+  create_model: Callable[[], nnx.Module] | None = None,
+  trainable: type[nnx.Param] = nnx.Param,
+) -> PretrainingState:
+  """Builds, abstractly, the train state that real pre-training builds for `config` on `mesh`.
 
-  def create_model() -> nnx.Module:
-    return _create_model(config, mesh)
+  Args:
+    config: MaxText's configuration.
+    mesh: the devices.
+    create_model: makes the model in place of pre-training's, as one with an adapter.
+    trainable: the kind of parameter the optimizer is over.
+  """
+  create_model = create_model or functools.partial(_create_model, config, mesh)
 
   # Not under `jax.set_mesh`: with a mesh set, Flax asks masked optimizer entries, which have none, for their shape.
   with logical_axis_rules(config.logical_axis_rules):
@@ -202,7 +216,7 @@ def pretraining_state(config: MaxTextConfig, mesh: Mesh) -> PretrainingState:
 
     def create_train_state() -> nnx.Module:
       model = create_model()
-      return TrainStateNNX(model, nnx.Optimizer(model, tx, wrt=nnx.Param))
+      return TrainStateNNX(model, nnx.Optimizer(model, tx, wrt=trainable))
 
     graphdef, state = nnx.split(nnx.eval_shape(create_train_state))
     shardings = sharding.nnx_construct_named_sharding(state, mesh)
@@ -218,6 +232,7 @@ def pretraining_state(config: MaxTextConfig, mesh: Mesh) -> PretrainingState:
     graphdef=graphdef,
     state=state,
     opt_state=nnx.as_pure(abstract.optimizer.opt_state),
+    trainable=trainable,
   )
 
 
@@ -252,9 +267,12 @@ def batch_sharding(config: MaxTextConfig, mesh: Mesh) -> jax.sharding.NamedShard
 
 
 def tflops_per_device(config: MaxTextConfig) -> float:
-  """Model TFLOPs of one update on one device, forward and backward, by MaxText's own count."""
-  total, _, _ = maxtext_utils.calculate_tflops_training_per_device(config, log=False)
-  return float(total)
+  """Model TFLOPs of one update on one device, forward and backward, by MaxText's own count.
+
+  Over a frozen base the backward pass makes no gradients of the weights, a third of what MaxText counts for them.
+  """
+  total, of_weights, _ = maxtext_utils.calculate_tflops_training_per_device(config, log=False)
+  return float(total - of_weights / 3) if config.lora.enable_lora else float(total)
 
 
 def is_tunix_adapter(model: nnx.Module) -> bool:
@@ -272,6 +290,23 @@ def forward(config: MaxTextConfig, model: nnx.Module, batch: Mapping[str, jax.Ar
     decoder_target_tokens=batch["targets"],
     decoder_target_mask=batch["targets_segmentation"],
   )
+
+
+def pop_attention_outputs(model: nnx.Module) -> jax.Array | None:
+  """Takes what the attention of each layer gave in the last forward pass out of the model.
+
+  Returns:
+    [layers, batch, seq, emb], or None: a model gives them out where `distill_beta` is above 0 and layers are scanned.
+
+  Raises:
+    ConfigError: its layers are of several kinds, and are scanned in blocks.
+  """
+  name = "out_projection_activations"
+  sown = nnx.pop(model, nnx.All(nnx.Intermediate, nnx.PathContains(name))).to_pure_dict()
+  found = maxtext_utils.collect_intermediates_by_suffix(sown, name, ravel=False)
+  if len(found) > 1:
+    raise ConfigError("distill_beta: layers of several kinds, scanned in blocks, give no features; set it to 0")
+  return found[0] if found else None
 
 
 def hidden_states(
@@ -426,8 +461,7 @@ class DecodingCache(nnx.Module):
 
   def __call__(self, key: jax.Array, value: jax.Array, **_: Any) -> tuple[tuple[jax.Array, jax.Array, jax.Array], None]:
     """Puts a token's key and value [batch, 1, heads, head dim] in; all of them, and which of them are seen."""
-    whole = tuple(self._put(*pair) for pair in ((self.keys, key), (self.values, value)))
-    return (*whole, self._seen), None
+    return (self._put(self.keys, key), self._put(self.values, value), self._seen), None
 
   def _put(self, cache: nnx.Cache, one: jax.Array) -> jax.Array:
     one = jnp.transpose(one, self._order)

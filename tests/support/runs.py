@@ -73,22 +73,24 @@ _FORKSERVER = multiprocessing.get_context("forkserver")
 _FORKSERVER.set_forkserver_preload(["maxtext_posttrain.trainers.sft"])
 
 
-def _sft_child(argv: list[str], log: str) -> None:
+def _child(trainer: str, argv: list[str], log: str) -> None:
   from maxtext_posttrain.cli import main
 
   descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
   os.dup2(descriptor, 1)
   os.dup2(descriptor, 2)
   os.chdir(REPOSITORY)
-  sys.exit(main(["sft", *argv]))
+  sys.exit(main([trainer, *argv]))
 
 
 class SftProcess:
   """`posttrain sft` in a process of its own, forked from a server that has the imports behind it already."""
 
+  trainer = "sft"
+
   def __init__(self, argv: Sequence[str], log: Path):
     self.log = log
-    self._process = _FORKSERVER.Process(target=_sft_child, args=(list(argv), str(log)))
+    self._process = _FORKSERVER.Process(target=_child, args=(self.trainer, list(argv), str(log)))
     self._process.start()
 
   @property
@@ -118,6 +120,18 @@ class SftProcess:
 
   def output(self) -> str:
     return self.log.read_text(encoding="utf-8")
+
+
+class DistillProcess(SftProcess):
+  """`posttrain distill` likewise."""
+
+  trainer = "distill"
+
+
+class DpoProcess(SftProcess):
+  """`posttrain dpo` likewise."""
+
+  trainer = "dpo"
 
 
 def sft_overrides(argv: Sequence[str]) -> dict[str, Any]:

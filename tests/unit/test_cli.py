@@ -60,10 +60,13 @@ def test_help(argv: list[str], capsys: pytest.CaptureFixture[str]):
 
 
 def test_trainer_help_names_every_option_and_key_of_ours(capsys: pytest.CaptureFixture[str]):
-  assert cli.main(["sft", "--help", "--nonsense"]) == 0
-  out = capsys.readouterr().out
-  for name in ("--dry-run", "--print-config", "--debug", *OUR_KEYS):
-    assert f"  {name}" in out
+  for trainer in ("sft", "dpo", "distill"):
+    assert cli.main([trainer, "--help", "--nonsense"]) == 0
+    out = capsys.readouterr().out
+    for name in ("--dry-run", "--print-config", "--debug"):
+      assert f"  {name}" in out
+    for name, key in OUR_KEYS.items():
+      assert (f"  {name}: " in out) == (key.trainer in (None, trainer)), name
 
 
 def test_version(capsys: pytest.CaptureFixture[str]):

@@ -161,6 +161,12 @@ def is_scanned(weights: Any) -> bool | None:
   return False if any(key.startswith("layers_") and key[7:].isdigit() for key in keys) else None
 
 
+def is_adapter(items: Mapping[str, Any]) -> bool:
+  """Whether the weights of a tree in MaxText's layout are a LoRA adapter's and nothing else."""
+  names = {str(path[-1]) for path in flatten_tree(items.get("params"))}
+  return bool(names) and all(name.endswith(("_lora_a", "_lora_b")) for name in names)
+
+
 def _weights(items: Mapping[str, Any]) -> Iterator[Finding]:
   params = items.get("params")
   if not flatten_tree(params):
@@ -180,7 +186,13 @@ def _weights(items: Mapping[str, Any]) -> Iterator[Finding]:
   if paths and all(path[-1:] == (_BOX,) for path in paths):
     message = "each weight lies in a box of its own (…/value): an NNX state was saved as it is"
     yield Finding("boxed", "refused", message, WAYS)
-  if any("lora_a" in str(path[-1]) or "lora_b" in str(path[-1]) for path in paths):
+  if is_adapter(items):
+    message = (
+      "it holds a LoRA adapter and not the base it was trained over: pre-training would begin with fresh weights; make"
+      " full ones of it (posttrain merge)"
+    )
+    yield Finding("adapter", "lost", message, WAYS)
+  elif any("lora_a" in str(path[-1]) or "lora_b" in str(path[-1]) for path in paths):
     message = "it holds LoRA weights; pre-training leaves those it does not know aside: merge them first"
     yield Finding("lora", "note", message, WAYS)
 

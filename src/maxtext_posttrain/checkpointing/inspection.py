@@ -24,11 +24,12 @@ from maxtext_posttrain.checkpointing.metadata import (
 )
 from maxtext_posttrain.errors import CheckpointError
 
-Contents = Literal["maxtext", "weights", "tunix", "damaged", "unknown"]
+Contents = Literal["maxtext", "weights", "adapter", "tunix", "damaged", "unknown"]
 
 LAYOUTS: Mapping[str, str] = {
   "maxtext": "MaxText's items, with an optimizer",
   "weights": "MaxText's items, weights alone",
+  "adapter": "MaxText's items of a LoRA adapter, without the base it was trained over",
   "tunix": "Tunix's model_params and optimizer_state, which pre-training does not read",
   "damaged": "a checkpoint whose files can't be read",
   "unknown": "neither MaxText's layout nor Tunix's",
@@ -137,6 +138,8 @@ def inspect_step(path: epath.PathLike, *, step: int | None = None) -> Inspection
   items = stored.trees[ITEMS]
   verdict = diagnosis.diagnose_items(items, place, counts)
   layout: Contents = "maxtext" if flatten_tree(items.get("opt_state")) else "weights"
+  if diagnosis.is_adapter(items):
+    layout = "adapter"
   return Inspection(location, layout, None, stored, counts, verdict, **known)
 
 

@@ -23,6 +23,7 @@ from maxtext_posttrain.checkpointing.metadata import DamagedCheckpointError, des
 from maxtext_posttrain.checkpointing.paths import ADAPTER_CHILD
 from maxtext_posttrain.checkpointing.storage import StorageOptions
 from maxtext_posttrain.errors import CheckpointError
+from maxtext_posttrain.lora.record import LORA, AdapterRecord, refuse_adapter
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +68,7 @@ class MaxTextLayoutCheckpointManager(tunix_checkpoint_manager.CheckpointManager)
     *,
     target: Target | None = None,
     micro_steps_per_update: int = 1,
+    adapter: AdapterRecord | None = None,
   ):
     """Opens `root_directory`, making it if needed.
 
@@ -76,6 +78,8 @@ class MaxTextLayoutCheckpointManager(tunix_checkpoint_manager.CheckpointManager)
       config: an object with MaxText's keys, for the storage options and the step's metadata.
       target: pre-training's abstract state; without it the layout is taken from the live state itself.
       micro_steps_per_update: accumulation steps where the optimizer is inside `optax.MultiSteps`.
+      adapter: of a run that trains an adapter over a frozen base. Then the adapter's parameters are all that is
+        written and read of the model's, and only checkpoints of the same adapter over the same base are read.
 
     Raises:
       CheckpointError: the folder can't be made or read.
@@ -84,6 +88,7 @@ class MaxTextLayoutCheckpointManager(tunix_checkpoint_manager.CheckpointManager)
     self._config = config
     self._target = target
     self._micro_steps_per_update = micro_steps_per_update
+    self._adapter = adapter
     self._storage = StorageOptions.of(options, config)
     self._checkpointer: ocp.training.Checkpointer | None = None
     self._save_in_flight: int | None = None
@@ -149,7 +154,7 @@ class MaxTextLayoutCheckpointManager(tunix_checkpoint_manager.CheckpointManager)
       step: optimizer updates made; the folder's name.
       model: the live model, bare or behind the adapter.
       optimizer: its optimizer; without it only weights and `nnx_aux` are written.
-      save_only_lora_params: not for full training.
+      save_only_lora_params: not for full training; with an adapter nothing else is written anyway.
       force: write even where the interval says no.
       custom_metadata: added to the step's metadata; wins over what the configuration says.
 
@@ -168,7 +173,7 @@ class MaxTextLayoutCheckpointManager(tunix_checkpoint_manager.CheckpointManager)
     if step in self.all_steps():
       logger.info("checkpoint %d is there already", step)
       return False
-    if save_only_lora_params:
+    if save_only_lora_params and self._adapter is None:
       raise CheckpointError(f"checkpoint {step}: adapter-only checkpoints are not written by full training")
     start = time.perf_counter()
     live, plan, target = self._plan(model, optimizer)
@@ -207,7 +212,7 @@ class MaxTextLayoutCheckpointManager(tunix_checkpoint_manager.CheckpointManager)
     Raises:
       CheckpointError: the checkpoint is damaged, or does not fit the model; each path that does not is named.
     """
-    if restore_only_lora_params:
+    if restore_only_lora_params and self._adapter is None:
       raise CheckpointError("adapter-only checkpoints are not read by full training")
     self.wait_until_finished()  # A save that is under way is listed already.
     candidates = self.all_steps()[::-1] if step is None else [step]
@@ -252,9 +257,13 @@ class MaxTextLayoutCheckpointManager(tunix_checkpoint_manager.CheckpointManager)
     restored = None
     if optimizer is not None:
       restored = reader.read_fitting_train_state(root, target.state, self._storage.context)
-    if restored is None:
+    if restored is not None:
+      self._check_adapter(root, restored.custom_metadata)
+    else:
+      stored = describe_checkpoint(root)
+      self._check_adapter(root, stored.custom_metadata)
       restored = reader.read_train_state(
-        describe_checkpoint(root),
+        stored,
         target.state,
         target.opt_state,
         self._storage.context,
@@ -275,6 +284,8 @@ class MaxTextLayoutCheckpointManager(tunix_checkpoint_manager.CheckpointManager)
   def load_parameters(self, path: str, model: nnx.Module) -> None:
     """Loads the weights alone into `model`, as `load_parameters_path` means it; works for a disabled manager too.
 
+    A manager of an adapter loads the adapter's, as `lora.lora_restore_path` means it.
+
     Args:
       path: a step's folder, its `items`, or Tunix's `model_params`.
       model: the live model.
@@ -283,6 +294,7 @@ class MaxTextLayoutCheckpointManager(tunix_checkpoint_manager.CheckpointManager)
       CheckpointError: no checkpoint is there, it is damaged, or it does not fit the model.
     """
     stored = describe_checkpoint(path)
+    self._check_adapter(stored.root, stored.custom_metadata)
     live, plan, target = self._plan(model, None)
     restored = reader.read_parameters(stored, target.state, self._storage.context)
     nnx.update(model, layout.from_pretraining(plan, restored.leaves, live)["model"])
@@ -336,8 +348,12 @@ class MaxTextLayoutCheckpointManager(tunix_checkpoint_manager.CheckpointManager)
 
   def _plan(self, model: nnx.Module, optimizer: nnx.Optimizer | None) -> tuple[nnx.State, layout.LayoutPlan, Target]:
     live = nnx.state(maxtext_api.TrainStateNNX(model, optimizer), nnx.Not(nnx.Any(nnx.Cache, nnx.Intermediate)))
+    if self._adapter is not None:
+      live = _without_base(live)
     live_opt_state = None if optimizer is None else nnx.as_pure(optimizer.opt_state)
     target = self._target or live_target(model, live, live_opt_state)
+    if self._adapter is not None:
+      target = _LiveTarget(_without_base(target.state), target.opt_state)
     if optimizer is None:
       target = _LiveTarget(nnx.State({"model": target.state["model"]}), None)
     return live, layout.plan_layout(live, live_opt_state, target.state, target.opt_state), target
@@ -347,7 +363,29 @@ class MaxTextLayoutCheckpointManager(tunix_checkpoint_manager.CheckpointManager)
     scan_layers = getattr(self._config, "scan_layers", None)
     if scan_layers is not None:
       metadata["scan_layers"] = bool(scan_layers)
+    if self._adapter is not None:
+      metadata[LORA] = self._adapter.metadata()
     return metadata
+
+  def _check_adapter(self, root: epath.Path, custom_metadata: Mapping[str, Any]) -> None:
+    """Refuses full weights where an adapter is trained, an adapter where none is, and another adapter or base."""
+    where = str(root)
+    if self._adapter is None:
+      refuse_adapter(custom_metadata, where)
+      return
+    record = AdapterRecord.of(custom_metadata, where)
+    if record is None:
+      raise CheckpointError(
+        f"checkpoint {where} holds full weights, and lora.enable_lora=true reads adapters: name it with"
+        " load_parameters_path to train an adapter over it, under another run_name"
+      )
+    record.check_same(self._adapter, where)
+
+
+def _without_base(state: nnx.State) -> nnx.State:
+  """A train state without the frozen parameters of its model."""
+  kept = nnx.filter_state(state["model"], nnx.Any(nnx.LoRAParam, nnx.Not(nnx.Param)))
+  return nnx.State({**state, "model": kept})
 
 
 def live_target(model: nnx.Module, live: nnx.State, live_opt_state: Any) -> Target:
@@ -380,6 +418,7 @@ def install(
   *,
   target: Target | None = None,
   data_iterator: PositionedIterator | None = None,
+  adapter: AdapterRecord | None = None,
 ) -> MaxTextLayoutCheckpointManager:
   """Puts the MaxText-layout manager in the place of the one Tunix's trainer built, and restores the trainer from it.
 
@@ -392,6 +431,7 @@ def install(
     config: see `MaxTextLayoutCheckpointManager`.
     target: see `MaxTextLayoutCheckpointManager`.
     data_iterator: its position is saved beside the items, and restored.
+    adapter: see `MaxTextLayoutCheckpointManager`.
 
   Returns:
     The installed manager.
@@ -404,6 +444,7 @@ def install(
     config,
     target=target,
     micro_steps_per_update=accumulation,
+    adapter=adapter,
   )
   manager.data_iterator = data_iterator
   trainer.checkpoint_manager = manager

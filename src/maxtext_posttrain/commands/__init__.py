@@ -64,6 +64,18 @@ TRAINERS = {
       prepare_data="maxtext_posttrain.data:prepare_chats",
     ),
     Trainer(
+      "distill",
+      "a student learns a teacher's distributions",
+      objective="maxtext_posttrain.trainers.distillation:Distillation",
+      prepare_data="maxtext_posttrain.data.distillation:prepare_distillation",
+    ),
+    Trainer(
+      "dpo",
+      "preference optimisation on pairs: DPO and its variants, SimPO, ORPO",
+      objective="maxtext_posttrain.trainers.dpo:DPO",
+      prepare_data="maxtext_posttrain.data:prepare_preferences",
+    ),
+    Trainer(
       "grpo",
       "reinforcement learning on prompts with answers, by groups of completions",
       objective="maxtext_posttrain.trainers.grpo:GRPO",
@@ -74,6 +86,8 @@ TRAINERS = {
 TOOLS: dict[str, Command] = {
   "import": Command("HuggingFace or GGUF weights into MaxText's items", "import_model"),
   "export": Command("MaxText's items as a HuggingFace folder", "export_model"),
+  "merge": Command("a LoRA adapter and its base into full weights", "merge_adapter"),
+  "teacher-logits": Command("a teacher's likeliest tokens on data, for distilling without it", "teacher_logits"),
   "generate": Command("completions of prompts by a model, or a chat with it", "generate"),
   "eval": Command("loss and generated answers of a model on data", "evaluate"),
   "inspect": Command("what a checkpoint is, and whether pre-training can go on from it", "inspect_checkpoint"),

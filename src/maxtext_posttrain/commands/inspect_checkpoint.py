@@ -20,7 +20,7 @@ Exits with 0; with 1 where the checkpoint is damaged or of no known layout. With
 decide: 0 where all are met, 1 with a line for each that is not."""
 
 REQUIRABLE = {
-  "layout": "maxtext, weights, tunix, damaged, unknown",
+  "layout": "maxtext, weights, adapter, tunix, damaged, unknown",
   "step": "the step inside",
   "folder": "the number that names the step's folder",
   "resumable": "true where pre-training goes on with step, weights and optimizer",

@@ -37,6 +37,9 @@ def _commands(inspection: Inspection) -> Iterator[tuple[str, str]]:
     target = f"{root}-maxtext" if inspection.location.run is None else f"{inspection.location.run}-maxtext"
     yield "convert", shlex.join(["posttrain", "convert", root, target]) + f" --config {_quoted(config, '<its YAML>')}"
     return
+  if inspection.layout == "adapter":
+    yield from _adapter_commands(inspection, root, config)
+    return
   for way in (RUN_NAME, FULL_STATE, PARAMETERS):
     if inspection.diagnosis.verdict(way).answer == "yes":
       yield f"pre-train ({way})", _pretraining(inspection, way, config)
@@ -52,6 +55,17 @@ def _commands(inspection: Inspection) -> Iterator[tuple[str, str]]:
     if name in TOOLS:
       command = f"{shlex.join(['posttrain', name, path])} {arguments}"
       yield name, command if config is not None else f"{command} --config <its YAML>"
+
+
+def _adapter_commands(inspection: Inspection, root: str, config: Path | None) -> Iterator[tuple[str, str]]:
+  """What can be done with an adapter: all of it reads the base too."""
+  run = inspection.location.run
+  path = root if run is None or not inspection.location.newest else str(run)
+  tail = "" if config is not None else " --config <its YAML>"
+  yield "merge", shlex.join(["posttrain", "merge", path, f"{path}-merged"]) + tail
+  yield "generate", shlex.join(["posttrain", "generate", path, "--prompt", "Hello"]) + tail
+  yield "export (merged)", shlex.join(["posttrain", "export", path, f"{path}-hf"]) + tail
+  yield "export (PEFT)", shlex.join(["posttrain", "export", path, f"{path}-peft", "--adapter"]) + tail
 
 
 def _config_beside(inspection: Inspection) -> Path | None:

@@ -30,7 +30,7 @@ usage: posttrain {trainer} CONFIG [key=value ...] [options]
 {summary}.
 
 CONFIG is a YAML file, by its path or by its name in configs/. Keys are MaxText's, nested ones dotted:
-  posttrain {trainer} configs/quickstart/sft.yml steps=5 learning_rate=1e-4 'train_data_columns=[question,answer]'
+  posttrain {trainer} configs/quickstart/{trainer}.yml steps=5 learning_rate=1e-4 run_name=my-run
 A variable M_<KEY> in the environment sets a key too, as in MaxText.
 
 options:
@@ -122,7 +122,11 @@ def _trainer_usage(trainer: Trainer) -> str:
   from maxtext_posttrain.config.values import plain
 
   options = "\n".join(f"  {name:<16} {what}" for name, what in _OPTIONS.items())
-  keys = "\n".join(f"  {name}: {key.type} = {plain(key.default)}\n      {key.doc}" for name, key in OUR_KEYS.items())
+  keys = "\n".join(
+    f"  {name}: {key.type} = {plain(key.default)}\n      {key.doc}"
+    for name, key in OUR_KEYS.items()
+    if key.trainer in (None, trainer.name)
+  )
   summary = trainer.summary
   return _TRAINER_USAGE.format(
     trainer=trainer.name, summary=summary[0].upper() + summary[1:], options=options, keys=keys

@@ -14,6 +14,8 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from maxtext_posttrain.config.checks import Checks
+from maxtext_posttrain.config.distillation import TRAINER as DISTILLATION
+from maxtext_posttrain.config.distillation import DistillationChecks, resolve_teacher
 from maxtext_posttrain.config.layers import resolve
 from maxtext_posttrain.config.lookup import Folders
 from maxtext_posttrain.config.schema import OUR_KEYS, OwnKey, Schema
@@ -68,6 +70,16 @@ def _load(
   folders = Folders.find(environment)
   resolved = resolve(argv, trainer, schema, folders, environment)
   problems = [*resolved.problems, *check(Checks(resolved, trainer, folders))]
+  teacher = None
+  if trainer == DISTILLATION:
+    teacher = resolve_teacher(resolved, schema, folders, environment)
+    problems += DistillationChecks(resolved, teacher).problems()
+  if teacher is not None:
+    # What is wrong with both is told once.
+    known = {*problems}
+    for problem in Checks(teacher, None, folders).teacher_problems():
+      if problem not in known:
+        problems.append(problem if problem.startswith("teacher_overrides") else f"the teacher: {problem}")
   if problems:
     raise ConfigError(problems)
-  return Config(resolved, schema, trainer)
+  return Config(resolved, schema, trainer, None if teacher is None else Config(teacher, schema, None))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import glob
 import importlib.util
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from maxtext_posttrain.config import reinforcement
+from maxtext_posttrain.config import preferences, reinforcement
 from maxtext_posttrain.config.layers import SET_KINDS, Kind, Resolved
 from maxtext_posttrain.config.lookup import ASSET_SCHEME, Folders, resolve_asset
 from maxtext_posttrain.config.trainers import SWITCHES, title
@@ -53,7 +54,6 @@ _UNSUPPORTED: Mapping[str, str] = {
   "enable_rampup_batch_size": "a growing batch size is not supported",
   "formatting_func_path": "formatting functions are not supported; write the data as messages or two columns",
   "grain_train_mixture_config_path": "data mixtures are not supported",
-  "lora.enable_lora": "LoRA is not supported yet",
   "optimizer_memory_host_offload": "an optimizer kept in host memory is not supported",
   "use_audio": "audio models are not supported",
   "use_indexer": "sparse attention indexers are not supported",
@@ -62,8 +62,23 @@ _UNSUPPORTED: Mapping[str, str] = {
 }
 """Switches of MaxText that our trainers would otherwise ignore, and why they must stay off."""
 
+_LORA_KEYS = ("lora.lora_rank", "lora.lora_alpha", "lora.lora_module_path", "lora.lora_weight_qtype")
+_LORA_KEYS += ("lora.lora_tile_size", "lora.lora_restore_path", "lora_fresh_base")
+
+LORA_QTYPES = ("nf4", "int4", "int8", "float8_e4m3fn", "float8_e5m2")
+"""What a frozen base's kernels can be quantised to under QLoRA: Qwix's names of the types that are tested here."""
+
 _DATASET_TYPES = ("hf", "grain", "synthetic")
 _FILE_FORMATS = ("json", "parquet")
+_CHAT_COLUMNS = (
+  (1, 2),
+  "one column of messages, or two different ones: the user's text and the assistant's",
+)
+_PAIR_COLUMNS = (
+  (2, 3),
+  "three different columns, the prompt's and those of the chosen and the rejected completion, or two, chosen and"
+  " rejected, that both hold the prompt too",
+)
 _VOCABULARY_FILES = (".model", ".tiktoken", ".json")
 
 
@@ -81,9 +96,12 @@ class Checks:
     yield from self._required()
     yield from self._combinations()
     yield from self._trainer_switches()
+    if self._trainer == preferences.TRAINER:
+      yield from preferences.problems(self._value, self._is_set, self._at)
     if self._trainer == reinforcement.TRAINER:
       yield from reinforcement.problems(self._value, self._is_set, self._at)
     yield from self._unsupported()
+    yield from self._lora()
     yield from self._evaluation()
     yield from self._files()
     yield from self._template()
@@ -95,6 +113,12 @@ class Checks:
     if self._value("tokenizer_path"):
       yield from self._tokenizer(self._value("tokenizer_path"))
     yield from self._template()
+
+  def teacher_problems(self) -> Iterator[str]:
+    """The problems of a configuration that describes a model whose weights are read."""
+    yield from self.model_problems()
+    if self._value("load_parameters_path"):
+      yield from self._must_exist("load_parameters_path", self._value("load_parameters_path"))
 
   def _value(self, name: str) -> Any:
     return self._resolved.settings[name].value
@@ -186,11 +210,9 @@ class Checks:
     columns = self._value(name)
     if self._value("dataset_type") == "synthetic":
       return
-    if not 1 <= len(columns) <= 2 or len(set(columns)) != len(columns):
-      yield (
-        f"{self._at(name)}: must name one column of messages, or two different ones: the user's text and the"
-        " assistant's"
-      )
+    counts, what = _PAIR_COLUMNS if self._trainer == preferences.TRAINER else _CHAT_COLUMNS
+    if len(columns) not in counts or len(set(columns)) != len(columns):
+      yield f"{self._at(name)}: must name {what}"
 
   def _trainer_switches(self) -> Iterator[str]:
     trainer = self._trainer or ""
@@ -217,6 +239,51 @@ class Checks:
       for name in ("tokenize_train_data", "tokenize_eval_data"):
         if not self._value(name):
           yield f"{self._at(name)}: data that are tokens already are not supported; give text"
+
+  def _lora(self) -> Iterator[str]:
+    if not self._value("lora.enable_lora"):
+      for name in _LORA_KEYS:
+        if self._value(name) and self._is_set(name) and not self._is_set("lora.enable_lora"):
+          yield f"{self._at(name)}: has no effect without lora.enable_lora=true"
+      return
+    for name, usual in (("lora.lora_rank", 16), ("lora.lora_alpha", 32)):
+      if self._value(name) <= 0 and name not in self._resolved.failed:
+        yield f"{self._at(name)}: must be above 0 with lora.enable_lora=true, for example {name}={usual}"
+    pattern = self._value("lora.lora_module_path")
+    try:
+      re.compile(pattern)
+    except re.error as error:
+      yield f"{self._at('lora.lora_module_path')}: is no regular expression: {error}"
+    qtype, tile = self._value("lora.lora_weight_qtype"), self._value("lora.lora_tile_size")
+    if qtype is not None and qtype not in LORA_QTYPES:
+      yield f"{self._at('lora.lora_weight_qtype')}: must be one of {', '.join(LORA_QTYPES)}"
+    if tile is not None and tile < 1:
+      yield f"{self._at('lora.lora_tile_size')}: must be at least 1; leave it out for one scale an axis"
+    if tile and qtype is None:
+      yield f"{self._at('lora.lora_tile_size')}: sizes the blocks of a quantised base; set lora.lora_weight_qtype too"
+    if self._value("load_full_state_path"):
+      yield (
+        f"{self._at('load_full_state_path')}: with lora.enable_lora=true the base is named with load_parameters_path,"
+        " an adapter to begin with by lora.lora_restore_path"
+      )
+    elif not self._value("load_parameters_path") and not self._value("lora_fresh_base"):
+      yield (
+        "load_parameters_path is missing: name the base that the adapter is trained over; lora_fresh_base=true trains"
+        " over weights drawn from init_weights_seed"
+      )
+    elif self._value("load_parameters_path") and self._value("lora_fresh_base"):
+      yield f"{self._at('lora_fresh_base')}: load_parameters_path is set too; set one of them"
+    if self._value("opt_type") == "muon":
+      yield f"{self._at('opt_type')}: Muon is for full weight matrices, not for an adapter's; use adamw"
+    if self._trainer == "distill" and self._value("student_init_from_teacher_layers") is not None:
+      yield (
+        f"{self._at('student_init_from_teacher_layers')}: makes a student's weights anew, and an adapter needs a base"
+        " that can be read again; distil with full weights"
+      )
+    if self._value("lora_input_adapters_path"):
+      yield (
+        f"{self._at('lora_input_adapters_path')}: is for serving; an adapter to begin with is lora.lora_restore_path"
+      )
 
   def _evaluation(self) -> Iterator[str]:
     kind = self._value("dataset_type")
@@ -247,7 +314,7 @@ class Checks:
           yield from self._must_match(name, self._value(name))
     if kind != "synthetic" and self._value("tokenizer_path"):
       yield from self._tokenizer(self._value("tokenizer_path"))
-    for name in ("load_parameters_path", "load_full_state_path", "chat_template_path"):
+    for name in ("load_parameters_path", "load_full_state_path", "chat_template_path", "lora.lora_restore_path"):
       if self._value(name):
         yield from self._must_exist(name, self._value(name))
     output = self._value("base_output_directory")

@@ -22,6 +22,7 @@ from maxtext_posttrain.errors import ConfigError
 _RULES = "logical_axis_rules"
 _OVERRIDE_RULES = "override_logical_axis_rules"
 _OVERRIDE_MODEL = "override_model_config"
+_STUDENT = "student_overrides"
 _INTERPOLATION = re.compile(r"\$\{\s*([^${}]*?)\s*\}")
 _MOST_INTERPOLATIONS = 20
 
@@ -38,9 +39,10 @@ class Kind(Enum):
   FILE = "file"
   ENVIRONMENT = "environment"
   COMMAND_LINE = "command line"
+  OVERRIDES = "overrides"
 
 
-USER_KINDS = frozenset({Kind.FILE, Kind.ENVIRONMENT, Kind.COMMAND_LINE})
+USER_KINDS = frozenset({Kind.FILE, Kind.ENVIRONMENT, Kind.COMMAND_LINE, Kind.OVERRIDES})
 """What a user set: a model's file may not silently replace it."""
 
 SET_KINDS = USER_KINDS | {Kind.TRAINER, Kind.MAXTEXT_FILE}
@@ -81,6 +83,7 @@ class Resolved:
     environment: the variables of the environment that set something.
     base_rules: names in base.yml's logical_axis_rules.
     failed: keys whose value is among the problems; their settings hold the default.
+    beneath: the settings below `student_overrides` and below the model's file.
   """
 
   path: Path
@@ -89,6 +92,7 @@ class Resolved:
   environment: tuple[str, ...]
   base_rules: frozenset[str]
   failed: frozenset[str]
+  beneath: Mapping[str, Setting]
 
 
 def resolve(
@@ -119,11 +123,42 @@ def resolve(
   merger.add_command_line(argv[1:])
   merger.interpolate(environ)
   merger.check_types()
+  beneath = dict(merger.settings)
+  merger.add_overrides(_STUDENT, beneath[_STUDENT].value)
   merger.add_model(folders)
   merger.fill_from_environment(environ)
-  return Resolved(
-    path, merger.settings, merger.problems, tuple(merger.environment), merger.base_rules, frozenset(merger.failed)
-  )
+  return merger.resolved(path, beneath)
+
+
+def resolve_overrides(
+  below: Resolved,
+  settings: Mapping[str, Setting],
+  name: str,
+  overrides: Mapping[str, Any],
+  schema: Schema,
+  folders: Folders,
+  environ: Mapping[str, str],
+) -> Resolved:
+  """Lays a mapping of keys over settings, and the file of the model that they name under them.
+
+  Args:
+    below: where the settings are from.
+    settings: below the model's file.
+    name: the mapping's key, for messages.
+    overrides: what it holds.
+    schema: the keys there are.
+    folders: where files lie.
+    environ: the environment.
+  """
+  merger = _Merger(None, schema)
+  merger.settings = dict(settings)
+  merger.environment = list(below.environment)
+  merger.base_rules = below.base_rules
+  merger.add_overrides(name, overrides)
+  beneath = dict(merger.settings)
+  merger.add_model(folders)
+  merger.fill_from_environment(environ)
+  return merger.resolved(below.path, beneath)
 
 
 class _Merger:
@@ -137,6 +172,12 @@ class _Merger:
     self.failed: set[str] = set()
     self._trainer = trainer
     self._schema = schema
+
+  def resolved(self, path: Path, beneath: Mapping[str, Setting]) -> Resolved:
+    """What the layers come to."""
+    return Resolved(
+      path, self.settings, self.problems, tuple(self.environment), self.base_rules, frozenset(self.failed), beneath
+    )
 
   def add_defaults(self) -> None:
     origins = {
@@ -256,6 +297,18 @@ class _Merger:
         self.problems.append(f"{setting.origin.where}: {name}: {what}")
         self.settings[name] = Setting(key.default, setting.origin)
         self.failed.add(name)
+
+  def add_overrides(self, name: str, overrides: Mapping[str, Any]) -> None:
+    """Lays the keys that `name` holds over what is set; each is checked against its own key's type."""
+    origin = Origin(Kind.OVERRIDES, name)
+    for dotted, value in overrides.items():
+      for leaf, leaf_value in self._leaves(str(dotted), value, origin):
+        key = self._schema.keys[leaf]
+        try:
+          self._set(leaf, Setting(coerce(key.spec, leaf_value), origin))
+        except ValueMismatchError as error:
+          self.problems.append(f"{name}: {leaf}: {error}")
+          self.failed.add(leaf)
 
   def add_model(self, folders: Folders) -> None:
     """Lays MaxText's file for `model_name` under what the user set, or notes where both set a key."""

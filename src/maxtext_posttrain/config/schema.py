@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from maxtext_posttrain.config import reinforcement
+from maxtext_posttrain.config import preferences, reinforcement
 
 SECRET_KEYS = frozenset({"hf_access_token"})
 """Keys whose values are never shown."""
 
-OWN_MEANING = frozenset({"chat_template"})
-"""MaxText's keys that mean more here than there, so that MaxText is not told their values."""
+OWN_MEANING = frozenset({"chat_template", "use_dpo"})
+"""MaxText's keys that mean more here than there, so that MaxText is not told their values: its DPO packs no pairs."""
 
 _SCHEMA_FILE = "maxtext_schema.json"
 
@@ -113,6 +113,12 @@ OUR_KEYS: Mapping[str, OwnKey] = {
     "Neither read nor write the run's checkpoints; load_parameters_path still loads.",
     {"type": "boolean"},
   ),
+  "lora_fresh_base": OwnKey(
+    "bool",
+    False,
+    "With lora.enable_lora: train over weights drawn from init_weights_seed instead of a load_parameters_path.",
+    {"type": "boolean"},
+  ),
   "log_every": OwnKey(
     "int",
     10,
@@ -136,6 +142,64 @@ OUR_KEYS: Mapping[str, OwnKey] = {
     None,
     "Peak TFLOP/s of one device, for the model FLOPs utilization, where it is not known from the device's kind.",
     {"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"type": "null"}]},
+  ),
+  "teacher_config": OwnKey(
+    "str | null",
+    None,
+    "The YAML that describes the teacher's model: a run's config.yml, or an import's model.yml. Left out, the run's own"
+    " configuration without student_overrides does; teacher_overrides lie over either.",
+    {"anyOf": [{"type": "string"}, {"type": "null"}]},
+    trainer="distill",
+  ),
+  "student_init_from_teacher_layers": OwnKey(
+    "int | list[int] | null",
+    None,
+    "Start the student as the teacher with only these layers, by number from 0, or with every k-th.",
+    {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "array", "items": {"type": "integer"}}, {"type": "null"}]},
+    trainer="distill",
+  ),
+  "distill_divergence": OwnKey(
+    '"forward_kl" | "reverse_kl" | "jsd"',
+    "forward_kl",
+    "KL(teacher || student), KL(student || teacher), or GKD's generalised Jensen-Shannon divergence.",
+    {"type": "string", "enum": ["forward_kl", "reverse_kl", "jsd"]},
+    trainer="distill",
+  ),
+  "distill_jsd_beta": OwnKey(
+    "float",
+    0.5,
+    "With distill_divergence=jsd: the teacher's share of the mixture; 0 is forward_kl, 1 reverse_kl.",
+    {"type": "number", "minimum": 0, "maximum": 1},
+    trainer="distill",
+  ),
+  "distill_teacher_layer_indices": OwnKey(
+    "list[int] | null",
+    None,
+    "The teacher's layers that distill_layer_indices of the student are compared with. Left out, the same numbers.",
+    {"anyOf": [{"type": "array", "items": {"type": "integer"}}, {"type": "null"}]},
+    trainer="distill",
+  ),
+  "dpo.loss_type": OwnKey(
+    " | ".join(f'"{name}"' for name in preferences.LOSS_TYPES),
+    "sigmoid",
+    "With dpo.algo=dpo: DPO's loss, the same of means over tokens, SLiC's, IPO's, or SimPO's (no reference).",
+    {"type": "string", "enum": list(preferences.LOSS_TYPES)},
+    trainer=preferences.TRAINER,
+  ),
+  "dpo.simpo_gamma": OwnKey(
+    "float",
+    0.5,
+    "With dpo.loss_type=simpo: the margin between the two rewards that is aimed at.",
+    {"type": "number", "minimum": 0},
+    trainer=preferences.TRAINER,
+  ),
+  "dpo.reference": OwnKey(
+    " | ".join([*(f'"{name}"' for name in preferences.REFERENCE_KINDS), "null"]),
+    None,
+    "What the policy is compared with: the weights the run starts from as a frozen model, their log-probabilities"
+    " computed once before training, or the base with the adapter off. Left out, the last with LoRA, else the first.",
+    {"anyOf": [{"type": "string", "enum": list(preferences.REFERENCE_KINDS)}, {"type": "null"}]},
+    trainer=preferences.TRAINER,
   ),
   "batch_size": OwnKey(
     "int | null",

@@ -18,6 +18,7 @@ MASK = "***"
 _WIDEST_COLUMN = 60
 _CHOSEN_KINDS = USER_KINDS | {Kind.MAXTEXT_FILE}
 _FILE_KEYS = ("hf_train_files", "hf_eval_files")
+_OVERRIDES = frozenset({"student_overrides", "teacher_overrides"})
 _BEYOND_DEFAULTS = SET_KINDS | {Kind.MODEL}
 
 
@@ -85,38 +86,46 @@ class Config(Group):
     beyond_defaults: the keys that something other than defaults and MaxText's base.yml set.
     environment: variables of the environment that set keys. MaxText reads these too, and refuses a key that is given
       to it both ways: hide them from it when it is handed `maxtext_overrides()`.
+    teacher: the model a run learns from, where it is distilled from one at hand.
   """
 
-  __slots__ = ("_chosen", "_overrides", "beyond_defaults", "environment", "path", "sources", "trainer")
+  __slots__ = ("_chosen", "_overrides", "beyond_defaults", "environment", "path", "sources", "teacher", "trainer")
 
   path: Path
   trainer: str | None
+  teacher: Config | None
   sources: Mapping[str, str]
   beyond_defaults: frozenset[str]
   environment: tuple[str, ...]
   _chosen: dict[str, Any]
   _overrides: dict[str, Any]
 
-  def __init__(self, resolved: Resolved, schema: Schema, trainer: str | None):
+  def __init__(self, resolved: Resolved, schema: Schema, trainer: str | None, teacher: Config | None = None):
     settings = resolved.settings
     super().__init__(MappingProxyType({name: settings[name].value for name in sorted(settings)}))
     put = object.__setattr__
     put(self, "path", resolved.path)
     put(self, "trainer", trainer)
+    put(self, "teacher", teacher)
     put(self, "sources", MappingProxyType({name: settings[name].origin.label for name in sorted(settings)}))
     beyond = (name for name, each in settings.items() if each.origin.kind in _BEYOND_DEFAULTS)
     put(self, "beyond_defaults", frozenset(beyond))
     put(self, "environment", resolved.environment)
     put(self, "_overrides", _maxtext_overrides(resolved, schema))
-    put(self, "_chosen", {name: each.value for name, each in settings.items() if each.origin.kind in _CHOSEN_KINDS})
+    # Not what student_overrides set: those are kept as they were given.
+    below = {
+      name: resolved.beneath[name] if each.origin.kind is Kind.OVERRIDES else each for name, each in settings.items()
+    }
+    put(self, "_chosen", {name: each.value for name, each in below.items() if each.origin.kind in _CHOSEN_KINDS})
 
   def maxtext_overrides(self) -> dict[str, Any]:
     """What to hand to MaxText on top of its base.yml: its keys that anything here set, nested as it has them.
 
-    Left out are keys that only this package has, `chat_template` (which means more here), keys that MaxText has for
-    one trainer alone, and values that MaxText's own type for a key does not take, such as `num_epoch=null`; this
-    package acts on those itself. Files named without `hf_path`, or as a list, are told in the form that MaxText's own
-    checks ask for; its data pipeline is not used.
+    Left out are keys that only this package has, `chat_template` (which means more here), `student_overrides` (whose
+    keys are among the others) and `teacher_overrides` (see `teacher`), keys that MaxText has for one trainer alone, and
+    values that MaxText's own type for a key does not take, such as `num_epoch=null`; this package acts on those itself.
+    Files named without `hf_path`, or as a list, are told in the form that MaxText's own checks ask for; its data
+    pipeline is not used.
     """
     return copy.deepcopy(self._overrides)
 
@@ -156,7 +165,8 @@ def _maxtext_overrides(resolved: Resolved, schema: Schema) -> dict[str, Any]:
   chosen: dict[str, Any] = {}
   for name, setting in resolved.settings.items():
     spec = schema.maxtext_specs.get(name)
-    if spec is None or name in OWN_MEANING or name in schema.trainer_only or setting.origin.kind not in SET_KINDS:
+    kept_back = name in OWN_MEANING | _OVERRIDES or name in schema.trainer_only
+    if spec is None or kept_back or setting.origin.kind not in SET_KINDS:
       continue
     value = ",".join(setting.value) if name in _FILE_KEYS and isinstance(setting.value, list) else setting.value
     with contextlib.suppress(ValueMismatchError):

@@ -9,6 +9,7 @@ from maxtext_posttrain.data.pipeline import (
   RowDataset,
   prepare_chats,
   prepare_eval_rows,
+  prepare_preferences,
   prepare_rows,
   prepare_train_rows,
 )
@@ -30,6 +31,7 @@ __all__ = [
   "group_batches",
   "prepare_chats",
   "prepare_eval_rows",
+  "prepare_preferences",
   "prepare_rows",
   "prepare_train_rows",
 ]

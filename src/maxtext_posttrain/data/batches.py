@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from maxtext_posttrain.data.examples import Examples
+from maxtext_posttrain.data.examples import Example, Examples
 from maxtext_posttrain.data.packing import PackedRows
 
 Batch = dict[str, np.ndarray]
@@ -44,6 +44,19 @@ def empty_batch(rows: int, length: int, pad_id: int) -> Batch:
   return {key: np.full((rows, length), pad_id if key in ("inputs", "targets") else 0, np.int32) for key in BATCH_KEYS}
 
 
+def fill_example(batch: Batch, row: int, start: int, segment: int, example: Example) -> None:
+  """Writes an example of n tokens into `row` of a batch [rows, length], n - 1 positions from `start` on."""
+  tokens, trained = example
+  span = (row, slice(start, start + len(tokens) - 1))
+  positions = np.arange(len(tokens) - 1, dtype=np.int32)
+  batch["inputs"][span] = tokens[:-1]
+  batch["inputs_position"][span] = positions
+  batch["inputs_segmentation"][span] = segment
+  batch["targets"][span] = tokens[1:]
+  batch["targets_position"][span] = positions
+  batch["targets_segmentation"][span] = np.where(trained[1:], segment, 0)
+
+
 class ExampleRows:
   """Tokenised examples in packed (or single) rows.
 
@@ -74,16 +87,9 @@ class ExampleRows:
   def _fill(self, batch: Batch, place: int, members: npt.NDArray[np.int32]) -> None:
     start = 0
     for segment, member in enumerate(members.tolist(), start=1):
-      tokens, trained = self._examples[member]
-      span = (place, slice(start, start + len(tokens) - 1))
-      positions = np.arange(len(tokens) - 1, dtype=np.int32)
-      batch["inputs"][span] = tokens[:-1]
-      batch["inputs_position"][span] = positions
-      batch["inputs_segmentation"][span] = segment
-      batch["targets"][span] = tokens[1:]
-      batch["targets_position"][span] = positions
-      batch["targets_segmentation"][span] = np.where(trained[1:], segment, 0)
-      start += len(tokens) - 1
+      example = self._examples[member]
+      fill_example(batch, place, start, segment, example)
+      start += len(example.tokens) - 1
 
   def fingerprint(self) -> str:
     """A digest of the examples, their rows and the pad id."""

@@ -59,12 +59,12 @@ def to_conversation(row: Any, columns: Sequence[str], *, needs_assistant: bool =
     UnusableRow: when the row has no such conversation.
   """
   if not isinstance(row, Mapping):
-    raise UnusableRow(WRONG_TYPE, f"the row is {_kind(row)}, not an object with columns")
+    raise UnusableRow(WRONG_TYPE, f"the row is {kind(row)}, not an object with columns")
   for column in columns:
     if column not in row:
       raise UnusableRow(MISSING_COLUMN, f"no {column!r}")
   if len(columns) == 1:
-    messages = _messages(row[columns[0]], columns[0])
+    messages = read_messages(row[columns[0]], columns[0])
   else:
     user, assistant = _user_and_assistant(columns)
     messages = _turns(row[user], user, "user") + _turns(row[assistant], assistant, "assistant")
@@ -72,7 +72,7 @@ def to_conversation(row: Any, columns: Sequence[str], *, needs_assistant: bool =
     raise UnusableRow(EMPTY, "no messages")
   if needs_assistant:
     _require_assistant(messages)
-  return Conversation(messages, _list_column(row, "tools"), _list_column(row, "documents"))
+  return Conversation(messages, list_column(row, "tools"), list_column(row, "documents"))
 
 
 def _user_and_assistant(columns: Sequence[str]) -> tuple[str, str]:
@@ -84,21 +84,26 @@ def _turns(value: Any, column: str, role: str) -> list[Message]:
   if isinstance(value, str):
     return [{"role": role, "content": value}]
   if isinstance(value, list):
-    return _messages(value, column)
-  raise UnusableRow(WRONG_TYPE, f"{column!r} is {_kind(value)}, not text or messages")
+    return read_messages(value, column)
+  raise UnusableRow(WRONG_TYPE, f"{column!r} is {kind(value)}, not text or messages")
 
 
-def _messages(value: Any, column: str) -> list[Message]:
+def read_messages(value: Any, column: str) -> list[Message]:
+  """A column's value as messages.
+
+  Raises:
+    UnusableRow: it is no list of messages in the chat format.
+  """
   if not isinstance(value, list):
-    raise UnusableRow(WRONG_TYPE, f"{column!r} is {_kind(value)}, not a list of messages")
+    raise UnusableRow(WRONG_TYPE, f"{column!r} is {kind(value)}, not a list of messages")
   for number, message in enumerate(value, start=1):
     where = f"message {number} of {column!r}"
     if not isinstance(message, Mapping):
-      raise UnusableRow(WRONG_TYPE, f"{where} is {_kind(message)}, not an object")
+      raise UnusableRow(WRONG_TYPE, f"{where} is {kind(message)}, not an object")
     if not isinstance(message.get("role"), str):
       raise UnusableRow(WRONG_TYPE, f"{where} has no 'role' (its keys: {', '.join(map(str, message)) or 'none'})")
     if not isinstance(message.get("content"), str | list | None):
-      raise UnusableRow(WRONG_TYPE, f"the content of {where} is {_kind(message['content'])}, not text")
+      raise UnusableRow(WRONG_TYPE, f"the content of {where} is {kind(message['content'])}, not text")
     if message.get("content") is None and not any(
       message.get(key) for key in message if key not in ("role", "content")
     ):
@@ -114,7 +119,12 @@ def _require_assistant(messages: list[Message]) -> None:
     raise UnusableRow(EMPTY, "the assistant says nothing")
 
 
-def _list_column(row: Mapping[str, Any], column: str) -> list[Any] | None:
+def list_column(row: Mapping[str, Any], column: str) -> list[Any] | None:
+  """A column that may hold a list, as such or as JSON text; None where the row has none.
+
+  Raises:
+    UnusableRow: it holds something else.
+  """
   value = row.get(column)
   if isinstance(value, str):
     try:
@@ -122,11 +132,12 @@ def _list_column(row: Mapping[str, Any], column: str) -> list[Any] | None:
     except (ValueError, RecursionError) as error:
       raise UnusableRow(WRONG_TYPE, f"{column!r} is text that is not JSON") from error
   if value is not None and not isinstance(value, list):
-    raise UnusableRow(WRONG_TYPE, f"{column!r} is {_kind(value)}, not a list")
+    raise UnusableRow(WRONG_TYPE, f"{column!r} is {kind(value)}, not a list")
   return value or None
 
 
-def _kind(value: Any) -> str:
+def kind(value: Any) -> str:
+  """What JSON calls a value, for messages about rows."""
   if value is None:
     return "null"
   names: dict[type, str] = {

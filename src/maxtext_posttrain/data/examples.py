@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import array
+import contextlib
 import hashlib
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from maxtext_posttrain.data.conversations import UnusableRow, to_conversation
+from maxtext_posttrain.data.conversations import Conversation, UnusableRow, to_conversation
 from maxtext_posttrain.data.options import DataOptions
 from maxtext_posttrain.data.records import Row, describe_source, read_rows
 from maxtext_posttrain.data.report import DataReport
@@ -132,17 +133,7 @@ def tokenize_rows(
   tokens = array.array("i")
   trained = bytearray()
   ends = array.array("q", [0])
-  logged = time.monotonic()
-  for row in rows:
-    report.rows_read += 1
-    if time.monotonic() - logged > _PROGRESS_SECONDS:
-      logged = time.monotonic()
-      _logger.info("%s: %d rows tokenised", report.source, report.rows_read)
-    try:
-      ids, mask = _tokenize_row(row, options, tokenizer)
-    except UnusableRow as unusable:
-      report.add_bad_row(row.location, unusable.reason, unusable.detail)
-      continue
+  for ids, mask in usable_rows(rows, report, lambda row: _tokenize_row(row, options, tokenizer)):
     report.truncated += len(ids) > options.max_target_length
     kept = ids[: options.max_target_length]
     tokens.extend(kept)
@@ -156,24 +147,56 @@ def tokenize_rows(
   return Examples(np.frombuffer(tokens, np.int32), marks, np.frombuffer(ends, np.int64)), report
 
 
-def _tokenize_row(row: Row, options: DataOptions, tokenizer: ConversationTokenizer) -> tuple[list[int], list[bool]]:
-  if row.reason is not None:
-    raise UnusableRow(row.reason, row.detail)
-  conversation = to_conversation(row.value, options.columns, needs_assistant=options.completion_only)
+def usable_rows[T](rows: Iterable[Row], report: DataReport, tokenize: Callable[[Row], T]) -> Iterator[T]:
+  """What `tokenize` makes of each row; rows that it, or the reader, refuses are counted in the report and left out."""
+  logged = time.monotonic()
+  for row in rows:
+    report.rows_read += 1
+    if time.monotonic() - logged > _PROGRESS_SECONDS:
+      logged = time.monotonic()
+      _logger.info("%s: %d rows tokenised", report.source, report.rows_read)
+    try:
+      if row.reason is not None:
+        raise UnusableRow(row.reason, row.detail)
+      tokenized = tokenize(row)
+    except UnusableRow as unusable:
+      report.add_bad_row(row.location, unusable.reason, unusable.detail)
+    else:
+      yield tokenized
+
+
+@contextlib.contextmanager
+def naming_refusals(conversation: Conversation) -> Iterator[None]:
+  """Makes an unusable row of a template's refusal, or of text that is not Unicode."""
   try:
-    rendered = tokenizer.render_conversation(conversation.messages, conversation.tools, conversation.documents)
+    yield
   except ChatTemplateError as error:
     detail = str(error) if conversation.roles in str(error) else f"{error} (roles: {conversation.roles})"
     raise UnusableRow(TEMPLATE_REFUSED, detail) from error
   except UnicodeError as error:
     raise UnusableRow(NOT_UNICODE, str(error)) from error
-  ids = rendered.input_ids
+
+
+def check_vocabulary(ids: Sequence[int], row: Row, options: DataOptions) -> None:
+  """Refuses ids that the model's embedding table lacks.
+
+  Raises:
+    DataError: there is one; the tokenizer is not the model's.
+  """
   if ids and not 0 <= min(ids) <= max(ids) < options.vocab_size:
     outside = next(token for token in ids if not 0 <= token < options.vocab_size)
     raise DataError(
       f"{row.location}: token id {outside} does not exist in a model with vocab_size={options.vocab_size};"
       " set tokenizer_path to the model's own tokenizer, or vocab_size to the tokenizer's"
     )
+
+
+def _tokenize_row(row: Row, options: DataOptions, tokenizer: ConversationTokenizer) -> tuple[list[int], list[bool]]:
+  conversation = to_conversation(row.value, options.columns, needs_assistant=options.completion_only)
+  with naming_refusals(conversation):
+    rendered = tokenizer.render_conversation(conversation.messages, conversation.tools, conversation.documents)
+  ids = rendered.input_ids
+  check_vocabulary(ids, row, options)
   mask = [False, *(rendered.assistant_mask[1:] if options.completion_only else [True] * (len(ids) - 1))]
   if True not in mask:
     raise UnusableRow(NOTHING_TRAINED, f"{len(ids)} tokens")

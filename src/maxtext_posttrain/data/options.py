@@ -12,8 +12,39 @@ Split = Literal["train", "eval"]
 
 FILE_FORMAT_NAMES = ("json", "parquet")
 _DATASET_TYPES = ("hf", "grain", "synthetic")
-_DEFAULT_COLUMNS = ("messages",)
 _MAX_SEED = 2**32 - 1
+
+
+@dataclass(frozen=True)
+class ColumnRule:
+  """Which columns a kind of rows has.
+
+  Attributes:
+    default: where the configuration names none.
+    counts: how many may be named.
+    what: what they are, for messages.
+    known: names that data sets often have, looked for where those that are configured are missing.
+  """
+
+  default: tuple[str, ...]
+  counts: tuple[int, ...]
+  what: str
+  known: tuple[tuple[str, ...], ...]
+
+
+CHAT_COLUMNS = ColumnRule(
+  ("messages",),
+  (1, 2),
+  "one column of messages, or two different columns: the user's text and the assistant's",
+  (("messages",), ("prompt", "completion"), ("question", "answer")),
+)
+PAIR_COLUMNS = ColumnRule(
+  ("prompt", "chosen", "rejected"),
+  (2, 3),
+  "three different columns: the prompt, the chosen and the rejected completion; or two, chosen and rejected, that both"
+  " hold the prompt too",
+  (("prompt", "chosen", "rejected"), ("chosen", "rejected")),
+)
 
 
 @dataclass(frozen=True)
@@ -42,6 +73,7 @@ class DataOptions:
     max_bad_rows: rows that may be unusable: a share of all rows below 1, a number of rows from 1 [max_bad_rows].
     vocab_size: token ids are below this [vocab_size].
     limit: rows that are read at most, or None for all.
+    column_rule: which columns there may be.
   """
 
   split: Split
@@ -63,6 +95,7 @@ class DataOptions:
   max_bad_rows: float
   vocab_size: int
   limit: int | None = None
+  column_rule: ColumnRule = CHAT_COLUMNS
 
   @property
   def files_key(self) -> str:
@@ -80,7 +113,7 @@ class DataOptions:
     return bool(self.dataset_type == "synthetic" or self.files or (self.hub_path and self.hub_split))
 
   @classmethod
-  def from_config(cls, config: Any, split: Split = "train") -> DataOptions:
+  def from_config(cls, config: Any, split: Split = "train", *, column_rule: ColumnRule = CHAT_COLUMNS) -> DataOptions:
     """Reads the options of one split from a configuration with MaxText's names as attributes.
 
     An evaluation data set is read once, in order; where the training data are files or synthetic, only
@@ -111,7 +144,7 @@ class DataOptions:
       hub_data_dir=_text(config, "hf_data_dir") or None,
       hub_split=(_text(config, "train_split") or "train") if train else _text(config, "hf_eval_split"),
       hub_token=_text(config, "hf_access_token") or None,
-      columns=columns or _DEFAULT_COLUMNS,
+      columns=columns or column_rule.default,
       completion_only=bool(getattr(config, "sft_train_on_completion_only", True)),
       packing=bool(getattr(config, "packing", True)),
       max_segments=max_segments if max_segments > 0 else None,
@@ -121,6 +154,7 @@ class DataOptions:
       seed=int(getattr(config, "data_shuffle_seed", None) or 0),
       max_bad_rows=0.01 if max_bad_rows is None else float(max_bad_rows),
       vocab_size=int(config.vocab_size),
+      column_rule=column_rule,
     )
     options._check()
     return options
@@ -131,11 +165,8 @@ class DataOptions:
       problems.append(
         f"dataset_type={self.dataset_type!r} is not supported here: use one of {', '.join(_DATASET_TYPES)}"
       )
-    if len(self.columns) > 2 or len(set(self.columns)) != len(self.columns):
-      problems.append(
-        f"{self.columns_key}={list(self.columns)} must name one column of messages, or two different columns:"
-        " the user's text and the assistant's"
-      )
+    if len(self.columns) not in self.column_rule.counts or len(set(self.columns)) != len(self.columns):
+      problems.append(f"{self.columns_key}={list(self.columns)} must name {self.column_rule.what}")
     if self.max_target_length < 2:
       problems.append(f"max_target_length={self.max_target_length} must be at least 2: one token predicts the next")
     if self.num_epoch is not None and self.num_epoch < 1:

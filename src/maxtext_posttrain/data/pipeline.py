@@ -8,13 +8,16 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from maxtext_posttrain.config.preferences import reference_kind
 from maxtext_posttrain.data.batches import PADDING_ROW, Batch, ExampleRows, RowSource, SyntheticRows
 from maxtext_posttrain.data.examples import ConversationTokenizer, load_examples
-from maxtext_posttrain.data.options import DataOptions
+from maxtext_posttrain.data.options import PAIR_COLUMNS, DataOptions
 from maxtext_posttrain.data.packing import one_per_row, pack
+from maxtext_posttrain.data.pairs import HALVES, PairRows, PromptTokenizer, load_pairs, pair_positions, pairs_per_row
+from maxtext_posttrain.data.reference_rows import ReferenceRows
 from maxtext_posttrain.data.report import DataReport
 from maxtext_posttrain.data.samples import Sample, render_samples
-from maxtext_posttrain.errors import DataError
+from maxtext_posttrain.errors import ConfigError, DataError
 from maxtext_posttrain.tokenizers import configured_tokenizer
 
 SYNTHETIC_ROWS = 1024
@@ -24,6 +27,7 @@ _ENDLESS_ROWS = 2**52
 """Rows of a data set that repeats without end. Grain's own endless length, 2**63 - 1, overflows in batches of one."""
 
 _SAMPLES = 3
+_SAMPLE_PAIRS = 2
 _PREFETCH_THREADS = 1
 _PREFETCHED_BATCHES = 4
 _STATE_VERSION = 1
@@ -89,6 +93,61 @@ def prepare_chats(config: Any) -> PreparedData:
   return PreparedData(prepare_train_rows(config, tokenizer), prepare_eval_rows(config, tokenizer))
 
 
+def prepare_preferences(config: Any) -> PreparedData:
+  """Loads the tokenizer and prepares both data sets of a run on preference pairs. Imports neither JAX nor MaxText.
+
+  Arguments and errors are those of `prepare_chats`; `dpo.max_prompt_length` is read too.
+  """
+  tokenizer = configured_tokenizer(config)
+  if tokenizer is None:
+    raise ConfigError("dataset_type=synthetic: preference pairs can't be made up; name files or a data set")
+  rows = []
+  for split in ("train", "eval"):
+    options = DataOptions.from_config(config, split, column_rule=PAIR_COLUMNS)
+    wanted = split == "train" or options.configured
+    rows.append(prepare_pair_rows(options, tokenizer, config) if wanted else None)
+  train, evaluation = rows
+  assert train is not None
+  return PreparedData(train, evaluation)
+
+
+def prepare_pair_rows(options: DataOptions, tokenizer: PromptTokenizer, config: Any) -> PreparedRows:
+  """Reads, tokenises and packs the preference pairs that `options` name.
+
+  Args:
+    options: with PAIR_COLUMNS.
+    tokenizer: renders prompts and conversations.
+    config: MaxText's key names as attributes; of them `packing`, `max_segments_per_seq` and those below `dpo` are read.
+
+  Raises:
+    DataError: when the data can't be read, or too few pairs are usable.
+  """
+  _check_pad_id(options, tokenizer)
+  max_prompt_length = config.dpo.max_prompt_length
+  examples, report = load_pairs(options, tokenizer, max_prompt_length)
+  positions = pair_positions(examples)
+  length = options.max_target_length
+  packed = pack(positions, length, pairs_per_row(config)) if options.packing else one_per_row(len(positions))
+  report.rows = len(packed)
+  report.padding_share = 1 - int((examples.lengths - 1).sum()) / (HALVES * len(packed) * length)
+  source: RowSource = PairRows(examples, packed, length, tokenizer.pad_id)
+  if reference_kind(config) == "precomputed":
+    source = ReferenceRows(source, pairs_per_row(config))
+  return PreparedRows(
+    source,
+    report,
+    num_epoch=options.num_epoch,
+    shuffle_seed=options.seed if options.shuffle else None,
+    samples=render_samples(examples, tokenizer, HALVES * _SAMPLE_PAIRS),
+    identity={
+      "tokenizer": tokenizer.fingerprint,
+      "max_target_length": length,
+      "packing": options.packing,
+      "dpo.max_prompt_length": max_prompt_length,
+    },
+  )
+
+
 def prepare_train_rows(config: Any, tokenizer: ConversationTokenizer | None) -> PreparedRows:
   """Reads, tokenises and packs the training data.
 
@@ -152,13 +211,17 @@ def prepare_rows(options: DataOptions, tokenizer: ConversationTokenizer | None) 
   )
 
 
-def _example_rows(
-  options: DataOptions, tokenizer: ConversationTokenizer
-) -> tuple[RowSource, DataReport, Sequence[Sample]]:
+def _check_pad_id(options: DataOptions, tokenizer: ConversationTokenizer) -> None:
   if not 0 <= tokenizer.pad_id < options.vocab_size:
     raise DataError(
       f"the tokenizer's pad id {tokenizer.pad_id} does not exist in a model with vocab_size={options.vocab_size}"
     )
+
+
+def _example_rows(
+  options: DataOptions, tokenizer: ConversationTokenizer
+) -> tuple[RowSource, DataReport, Sequence[Sample]]:
+  _check_pad_id(options, tokenizer)
   examples, report = load_examples(options, tokenizer)
   positions = examples.lengths - 1
   if options.packing:
@@ -181,6 +244,7 @@ class RowDataset:
   Attributes:
     report: what became of the rows read.
     samples: the first few examples as text.
+    source: the rows.
     rows: sequences of one epoch, over all processes.
     batches_per_epoch: batches that hold one epoch.
     total_batches: batches each process gets, or None without end.
@@ -213,7 +277,7 @@ class RowDataset:
     global_batch = batch_size * process_count
     self.batches_per_epoch = math.ceil(self.rows / global_batch)
     self.total_batches = None if num_epoch is None else math.ceil(self.rows * num_epoch / global_batch)
-    self._source = source
+    self.source = source
     self._batch_size = batch_size
     self._process_index = process_index
     self._process_count = process_count
@@ -238,7 +302,7 @@ class RowDataset:
       padding = self.total_batches * self._batch_size * self._process_count - len(order)
       if padding:
         order = grain.MapDataset.concatenate([order, grain.MapDataset.source([PADDING_ROW] * padding)])
-    batches = order.batch(self._batch_size, batch_fn=self._source.assemble)
+    batches = order.batch(self._batch_size, batch_fn=self.source.assemble)
     mine = batches.slice(slice(self._process_index, None, self._process_count))
     read_options = grain.ReadOptions(num_threads=_PREFETCH_THREADS, prefetch_buffer_size=_PREFETCHED_BATCHES)
     return BatchIterator(

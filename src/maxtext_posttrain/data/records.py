@@ -19,7 +19,6 @@ OPTIONAL_COLUMNS = ("tools", "documents")
 BAD_JSON = "not valid JSON"
 
 _SUFFIXES = (".jsonl", ".json", ".parquet")
-_KNOWN_COLUMNS = (("messages",), ("prompt", "completion"), ("question", "answer"))
 _PEEKED_ROWS = 100
 _READ_BATCH = 1024
 
@@ -64,7 +63,7 @@ def find_columns(options: DataOptions) -> tuple[str, ...] | None:
   """
   peeked = list(itertools.islice(_read_source(options), _PEEKED_ROWS))
   existing = {key for row in peeked if isinstance(row.value, dict) for key in row.value}
-  return next((known for known in _KNOWN_COLUMNS if existing.issuperset(known)), None)
+  return next((known for known in options.column_rule.known if existing.issuperset(known)), None)
 
 
 def describe_source(options: DataOptions) -> str:
@@ -260,7 +259,7 @@ def _check_columns(rows: list[Row], options: DataOptions) -> None:
   missing = [name for name in options.columns if name not in existing]
   if not missing or not existing:
     return
-  usable = [known for known in _KNOWN_COLUMNS if set(known) <= set(existing)]
+  usable = [known for known in options.column_rule.known if set(known) <= set(existing)]
   names = [str(name) for name in existing]
   hint = f"; set {options.columns_key}={json.dumps(usable[0])}" if usable else f"; set {options.columns_key}"
   raise DataError(

@@ -163,6 +163,82 @@ def nll_sum(
   return loss(weights, hidden)
 
 
+def weighed_sums(
+  project: Project,
+  weights: Any,
+  hidden: jax.Array,
+  others: Any,
+  mask: jax.Array,
+  part: Callable[[jax.Array, Any, jax.Array], tuple[jax.Array, Any]],
+  *,
+  chunk: int,
+) -> tuple[jax.Array, Any]:
+  """The sums over chunks of what `part` says of their logits; where the first is differentiated, the forward pass
+  makes the gradients too.
+
+  Differentiate it inside `jax.jit`, not a jitted function around it: `part` may close over values that are traced.
+
+  Args:
+    project: as of `token_outputs`.
+    weights: the same.
+    hidden: [batch, seq, emb].
+    others: pytree of arrays [batch, seq, ...] that `part` reads too.
+    mask: [batch, seq] bool, the positions that count.
+    part: (logits [batch, chunk, vocab], chunk of `others`, mask [batch, chunk]) to (float32 scalar, pytree of such); it
+      leaves out what its mask does. What it closes over is not differentiated.
+    chunk: positions of each row at a time.
+
+  Returns:
+    The sum that is differentiated, in weights and hidden, and those that are not.
+  """
+
+  def parts(rows: _Compacted) -> Callable[[Any, jax.Array, jax.Array], tuple[jax.Array, Any]]:
+    ordered, counts = jax.tree.map(rows.take, others), rows.counts()
+
+    def of_chunk(weights: Any, hidden: jax.Array, index: jax.Array) -> tuple[jax.Array, Any]:
+      some = jax.tree.map(lambda values: rows.part(values, index), ordered)
+      return part(project(weights, hidden), some, rows.part(counts, index))
+
+    return of_chunk
+
+  def zeros(rows: _Compacted, ordered: jax.Array) -> Any:
+    shapes = jax.eval_shape(parts(rows), weights, rows.part(ordered, jnp.int32(0)), jnp.int32(0))
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+
+  @jax.custom_vjp
+  def sums(weights: Any, hidden: jax.Array) -> tuple[jax.Array, Any]:
+    rows = _Compacted.of(mask, chunk)
+    ordered, of_chunk = rows.take(hidden), parts(rows)
+
+    def body(index: jax.Array, totals: Any) -> Any:
+      return jax.tree.map(jnp.add, totals, of_chunk(weights, rows.part(ordered, index), index))
+
+    return rows.loop(body, zeros(rows, ordered))
+
+  def forward(weights: Any, hidden: jax.Array) -> tuple[tuple[jax.Array, Any], Any]:
+    rows = _Compacted.of(mask, chunk)
+    ordered, of_chunk = rows.take(hidden), parts(rows)
+
+    def body(index: jax.Array, carry: tuple[Any, Any]) -> tuple[Any, Any]:
+      totals, gradients = carry
+
+      def of_here(weights: Any, hidden: jax.Array) -> tuple[jax.Array, Any]:
+        return of_chunk(weights, hidden, index)
+
+      loss, pull, more = jax.vjp(of_here, weights, rows.part(ordered, index), has_aux=True)
+      gradients = _accumulate(rows, index, gradients, pull(jnp.ones_like(loss)))
+      return jax.tree.map(jnp.add, totals, (loss, more)), gradients
+
+    totals, gradients = rows.loop(body, (zeros(rows, ordered), _zero_gradients(weights, ordered)))
+    return totals, _finish(rows, weights, hidden, gradients)
+
+  def backward(gradients: tuple[Any, jax.Array], cotangents: tuple[jax.Array, Any]) -> tuple[Any, jax.Array]:
+    return jax.tree.map(lambda gradient: (cotangents[0] * gradient).astype(gradient.dtype), gradients)
+
+  sums.defvjp(forward, backward)
+  return sums(weights, hidden)
+
+
 def _is_target(logits: jax.Array, targets: jax.Array) -> jax.Array:
   return jnp.arange(logits.shape[-1]) == targets[..., None]
 

@@ -71,8 +71,9 @@ def export_model(
   config: str | None = None,
   dtype: str | None = None,
   max_shard_size: int = 5 * 10**9,
+  base: str | None = None,
 ) -> Exported:
-  """Writes a HuggingFace folder from MaxText's items.
+  """Writes a HuggingFace folder from MaxText's items; a LoRA adapter's are merged with its base's.
 
   Args:
     path: a run's folder, its `checkpoints`, a step's folder or its `items`, or what an import wrote.
@@ -80,6 +81,7 @@ def export_model(
     config: the model's YAML, where it does not lie beside the weights.
     dtype: of the tensors; the weights' own if left out.
     max_shard_size: bytes of tensors in one file.
+    base: where an adapter's base lies now, if not where the adapter's checkpoint says.
 
   Raises:
     ModelError: the model has no HuggingFace form, the weights do not fit the configuration, or `out` exists or cannot
@@ -94,9 +96,9 @@ def export_model(
   settings = load_model_config([str(source.config)])
   architecture = from_maxtext(settings, str(source.config))
   with quiet_imports(show=False):
-    from maxtext_posttrain.models.items import read_parameters
+    from maxtext_posttrain.models.loading import full_parameters
 
-  parameters, scan_layers = read_parameters(str(source.items))
+  parameters, scan_layers = full_parameters(source, settings, base=base)
   scan_axis = settings.param_scan_axis
   weights = list_weights(architecture.family, architecture.dimensions, scan_layers=scan_layers)
   _check_parameters(str(source.items), weights, parameters, scan_axis, source.config)

@@ -13,6 +13,7 @@ from orbax.checkpoint import v1 as ocp
 from maxtext_posttrain import maxtext_api
 from maxtext_posttrain.checkpointing.metadata import ITEMS, DamagedCheckpointError, describe_checkpoint, reason
 from maxtext_posttrain.errors import CheckpointError, ModelError
+from maxtext_posttrain.lora.record import refuse_adapter
 
 _PREFIX = ("params", "params")
 
@@ -45,11 +46,12 @@ def write_items(step_folder: Path, parameters: Mapping[tuple[str, ...], np.ndarr
     raise ModelError(f"{step_folder.parent} could not be written: {reason(error)}; is there room?") from error
 
 
-def read_parameters(items: str) -> tuple[dict[tuple[str, ...], np.ndarray], bool]:
+def read_parameters(items: str, *, adapter: bool = False) -> tuple[dict[tuple[str, ...], np.ndarray], bool]:
   """The weights of a step in MaxText's layout, by path below `params/params`, as they are stored.
 
   Args:
     items: a step's folder or its `items`.
+    adapter: read a LoRA adapter's A and B; without it a step that holds an adapter is refused.
 
   Returns:
     The weights, and whether layers are scanned.
@@ -61,6 +63,8 @@ def read_parameters(items: str) -> tuple[dict[tuple[str, ...], np.ndarray], bool
   stored = describe_checkpoint(items)
   if stored.layout != "maxtext":
     raise CheckpointError(f"checkpoint {stored.root} is in Tunix's layout; posttrain convert makes it MaxText's")
+  if not adapter:
+    refuse_adapter(stored.custom_metadata, str(stored.root))
   arrays = {path: leaf for path, leaf in stored.arrays().items() if path[:2] == _PREFIX}
   if not arrays:
     raise CheckpointError(f"checkpoint {stored.root} holds no weights at {'/'.join(_PREFIX)}")

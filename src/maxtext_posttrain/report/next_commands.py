@@ -54,7 +54,12 @@ def next_commands(run: RunFolder, available: Collection[str]) -> list[NextComman
   found = [_resume(run, record)] if record.trainer in available else []
   if run.checkpoints:
     found += [command for command in tools if command.text.split()[1] in available]
-    found += _hand_back(record, run.checkpoints[-1].step)
+    if record.trains_adapter:
+      merge = shlex.join(["posttrain", "merge", folder, f"{folder}-merged"])
+      note = "Pre-training and other trainers start from the merged weights with load_parameters_path."
+      found.append(NextCommand("Merge its adapter into full weights", merge, note))
+    else:
+      found += _hand_back(record, run.checkpoints[-1].step)
   return found
 
 

@@ -86,6 +86,12 @@ class RunRecord(BaseModel):
     return frozenset(key for key, entry in self.config.items() if entry.chosen)
 
   @property
+  def trains_adapter(self) -> bool:
+    """Whether its checkpoints hold a LoRA adapter and no full weights."""
+    lora = self.maxtext_overrides.get("lora")
+    return isinstance(lora, dict) and bool(lora.get("enable_lora"))
+
+  @property
   def first_step(self) -> int | None:
     """The step at which it was first started; above 0 where it went on from something else in its folder."""
     return self.parts[0].first_step if self.parts else None

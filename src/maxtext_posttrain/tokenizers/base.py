@@ -136,6 +136,13 @@ class Tokenizer(abc.ABC):
       self._fingerprint = self._digest_all()
     return self._fingerprint
 
+  @property
+  def vocabulary_fingerprint(self) -> str:
+    """A hexadecimal digest of the vocabulary alone: with equal ones, an id stands for the same text."""
+    digest = hashlib.sha256(self._vocabulary_digest().encode("utf-8", "surrogatepass"))
+    digest.update(repr(sorted(self._special_tokens.items())).encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()
+
   def _digest_all(self) -> str:
     source = self._options.chat_template
     digest = hashlib.sha256()

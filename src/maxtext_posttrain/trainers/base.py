@@ -17,7 +17,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tunix.sft import peft_trainer, profiler
 
-from maxtext_posttrain import maxtext_api
+from maxtext_posttrain import maxtext_api, maxtext_lora
 from maxtext_posttrain.checkpointing.manager import MaxTextLayoutCheckpointManager, install
 from maxtext_posttrain.config.saved import save_config
 from maxtext_posttrain.data import (
@@ -28,6 +28,8 @@ from maxtext_posttrain.data import (
 )
 from maxtext_posttrain.data.prompts import PromptDataset
 from maxtext_posttrain.errors import CheckpointError, ConfigError, ReportError, TrainingError
+from maxtext_posttrain.lora.record import AdapterRecord
+from maxtext_posttrain.lora.training import adapter_record
 from maxtext_posttrain.maxtext_api import MaxTextConfig, PretrainingState
 from maxtext_posttrain.optimizer import add_gradient_clipping
 from maxtext_posttrain.performance import compiler_options, peak_tflops, throughput_metrics
@@ -80,6 +82,9 @@ def absolute_paths(overrides: Mapping[str, Any]) -> dict[str, Any]:
     path = result.get(key)
     if path and "://" not in str(path):
       result[key] = str(Path(path).absolute())
+  restored = result.get("lora", {}).get("lora_restore_path")
+  if restored and "://" not in restored:
+    result["lora"] = {**result["lora"], "lora_restore_path": str(Path(restored).absolute())}
   return result
 
 
@@ -97,7 +102,9 @@ class Session:
   Attributes:
     trainer: from `train` on, with the weights and the optimizer.
     maxtext: MaxText's view of the configuration.
-    pretraining: what pre-training would build for it, abstractly.
+    pretraining: what pre-training would build for it, abstractly; with an adapter, over the frozen base.
+    lora: both of these where an adapter is trained.
+    adapter: how it was made, from the time the base is loaded.
     datasets: the run's data.
     steps: the compiled update and evaluation.
   """
@@ -136,7 +143,11 @@ class Session:
       overrides["steps"] = max(1, -(-batches // self.maxtext.gradient_accumulation_steps))
     self.maxtext: MaxTextConfig = maxtext_api.build_config(overrides, hidden_environment=config.environment)
     self.mesh: Mesh = maxtext_api.build_mesh(self.maxtext)
-    self.pretraining: PretrainingState = maxtext_api.pretraining_state(self.maxtext, self.mesh)
+    self.lora = maxtext_lora.lora_states(self.maxtext, self.mesh) if maxtext_lora.lora_enabled(self.maxtext) else None
+    self.pretraining: PretrainingState = (
+      self.lora.run if self.lora is not None else maxtext_api.pretraining_state(self.maxtext, self.mesh)
+    )
+    self.adapter: AdapterRecord | None = None
     self.tx = add_gradient_clipping(self.pretraining.tx, self.maxtext.gradient_clipping_threshold)
     self.graphdef = maxtext_api.train_state_graphdef(self.pretraining, self.tx)
     self.batch_specs = {
@@ -144,7 +155,10 @@ class Session:
       "eval": self._batch_spec(1, self.maxtext.micro_batch_size_to_eval_on),
     }
     self.frozen = FrozenModels(
-      objective.frozen_models(config, self.maxtext), live=self.maxtext, pretraining=self.pretraining, mesh=self.mesh
+      objective.frozen_models(config, self.maxtext),
+      live=self.maxtext,
+      pretraining=self.pretraining if self.lora is None else self.lora.base,
+      mesh=self.mesh,
     )
     with concurrent.futures.ThreadPoolExecutor(2, "compile") as executor:
       # XLA compiles without the interpreter lock: meanwhile the data is read and tokenised.
@@ -155,7 +169,20 @@ class Session:
       self.model = initialising.result() if initialising is not None else None
 
   def _init_model(self) -> nnx.Module:
-    return maxtext_api.init_model(self.maxtext, self.pretraining, self.mesh)
+    """The model with fresh weights; with an adapter, over the base it is to be trained over."""
+    mt, lora = self.maxtext, self.lora
+    if lora is None:
+      return maxtext_api.init_model(mt, self.pretraining, self.mesh)
+    plain = maxtext_lora.without_lora(mt)
+    if mt.load_parameters_path:
+      base = nnx.merge(*nnx.split(lora.base.abstract_model))
+      loader = MaxTextLayoutCheckpointManager(None, None, _Merged(self.config, mt), target=lora.base)
+      loader.load_parameters(mt.load_parameters_path, base)
+      nnx.update(base, maxtext_api.init_all_but_weights(plain, lora.base))
+    else:
+      base = maxtext_api.init_model(plain, lora.base, self.mesh)
+    self.adapter = adapter_record(mt, base)
+    return maxtext_lora.adapt(mt, self.mesh, lora, base)
 
   @property
   def run_directory(self) -> Path:
@@ -197,6 +224,7 @@ class Session:
       clipping_threshold=config.gradient_clipping_threshold,
       pass_loss_to_optimizer=config.skip_step_on_spikes,
       skip_nonfinite=self.config.nonfinite_gradients == "skip",
+      trainable=self.pretraining.trainable,
     )
 
     def loss(model: nnx.Module, frozen: FrozenStates, batch: Batch, step: jax.Array, is_train: bool) -> LossOutput:
@@ -244,7 +272,7 @@ class Session:
 
   def place(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
     """This process's part of a [micro-batches, batch, ...] batch, as global arrays."""
-    shardings = {key: spec.sharding for key, spec in self.batch_specs["train"].items()}
+    shardings = {key: self.batch_specs["train"][key].sharding for key in batch}
     if jax.process_count() == 1:
       return jax.device_put(dict(batch), shardings)
     return {key: jax.make_array_from_process_local_data(shardings[key], value) for key, value in batch.items()}
@@ -264,6 +292,7 @@ class Session:
         raise CheckpointError(
           f"the checkpoint in {self.checkpoint_directory} is at step {completed}, beyond steps={mt.steps}; raise steps"
         )
+      self.objective.before_training(self, completed)
       reporter = Reporter(
         self.run_directory,
         total_steps=mt.steps,
@@ -279,10 +308,13 @@ class Session:
         completed_steps=completed,
         stop=stop,
       )
+      frozen = self.load_frozen(self.frozen, completed)
+      if not (completed or mt.load_parameters_path or mt.load_full_state_path):
+        self.objective.start(trainer.model, self.frozen.merge(frozen), config, mt)
       trainer.prepare(
         objective=self.objective,
         steps=self.steps,
-        frozen=self.frozen.load(_Merged(config, mt), functools.partial(self._start, completed)),
+        frozen=frozen,
         place=self.place,
         budget=budget,
         groups=group_batches(budget, mt.gradient_accumulation_steps),
@@ -309,6 +341,7 @@ class Session:
     config, mt = self.config, self.maxtext
     model = self.model
     assert model is not None
+    tflops = maxtext_api.tflops_per_device(mt) * self.objective.passes(config)
     peak = config.get("peak_tflops") or peak_tflops(jax.devices()[0].device_kind)
     trainer = PostTrainer(
       model,
@@ -317,16 +350,24 @@ class Session:
       accumulation_steps=mt.gradient_accumulation_steps,
       nonfinite_policy=config.nonfinite_gradients,
       max_skipped_steps=config.max_skipped_steps,
-      throughput=throughput_metrics(maxtext_api.tflops_per_device(mt) * self.objective.passes(), peak, self.mesh.size),
+      throughput=throughput_metrics(tflops, peak, self.mesh.size),
     )
     self.trainer = trainer
     batches = self.objective.batches(self, self.datasets.train.iterator())
     manager = install(
-      trainer, self.checkpoint_directory, _Merged(config, mt), target=self.pretraining, data_iterator=batches
+      trainer,
+      self.checkpoint_directory,
+      _Merged(config, mt),
+      target=self.pretraining,
+      data_iterator=batches,
+      adapter=self.adapter,
     )
     if trainer.train_steps:
       if not manager.restore_data_position():
         print("this checkpoint holds no data position: the data starts from its beginning", flush=True)
+    elif self.adapter is not None:
+      if mt.lora.lora_restore_path:
+        manager.load_parameters(mt.lora.lora_restore_path, model)
     elif mt.load_parameters_path:
       manager.load_parameters(mt.load_parameters_path, model)
     elif mt.load_full_state_path:
@@ -334,7 +375,11 @@ class Session:
     self._place_state(trainer)
     return trainer, batches, manager
 
-  def _start(self, completed: int) -> str | None:
+  def load_frozen(self, models: FrozenModels, completed: int) -> dict[str, nnx.State]:
+    """Loads the weights of frozen models; `completed` updates lie behind the run."""
+    return models.load(_Merged(self.config, self.maxtext), functools.partial(self.starting_weights, completed))
+
+  def starting_weights(self, completed: int) -> str | None:
     """The weights the run started from, as `load_parameters_path` names them; None for fresh ones.
 
     Raises:

@@ -139,13 +139,34 @@ class Objective(abc.ABC):
     del config, maxtext
     return {}
 
+  def start(self, model: nnx.Module, frozen: Mapping[str, nnx.Module], config: Any, maxtext: MaxTextConfig) -> None:
+    """Changes fresh weights before the first step; not called where weights were restored or loaded.
+
+    Args:
+      model: the live model.
+      frozen: the models of `frozen_models`, with their weights.
+      config: our configuration of the run.
+      maxtext: MaxText's.
+    """
+    del model, frozen, config, maxtext
+
   def evaluation_metrics(self, loss: float) -> dict[str, float]:
     """What an evaluation shows beside its mean loss and the means."""
     del loss
     return {}
 
-  def passes(self) -> float:
-    """Model FLOPs of one update, as a multiple of the forward and backward pass over its batch."""
+  def before_training(self, session: Session, completed: int) -> None:
+    """Called once, with the weights restored and before the first batch is asked for; by default does nothing.
+
+    Args:
+      session: the run.
+      completed: updates behind it.
+    """
+    del session, completed
+
+  def passes(self, config: Any) -> float:
+    """Model FLOPs of one update, as a multiple of a forward and backward pass over one sequence for each row."""
+    del config
     return 1.0
 
   def batches(self, session: Session, rows: BatchIterator) -> TrainBatches:

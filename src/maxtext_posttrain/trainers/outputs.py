@@ -7,6 +7,8 @@ where they are, and the head is applied at once as in pre-training, or in MaxTex
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -56,6 +58,50 @@ def nll_sum(config: MaxTextConfig, model: nnx.Module, batch: Batch, *, is_train:
   return head.nll_sum(*arguments, chunk=split.chunk, z_loss_multiplier=config.z_loss_multiplier)
 
 
+def weighed_sums(
+  config: MaxTextConfig,
+  model: nnx.Module,
+  batch: Batch,
+  others: Any,
+  part: Callable[[jax.Array, Any, jax.Array], tuple[jax.Array, Any]],
+  *,
+  is_train: bool,
+) -> tuple[jax.Array, Any]:
+  """What `part` says of the logits of the trained positions, summed; see `losses.head.weighed_sums`.
+
+  Args:
+    config: the model's.
+    model: the live one.
+    batch: the batch.
+    others: pytree of arrays [batch, seq, ...] that `part` reads beside the logits.
+    part: (logits [rows, positions, vocab], the same positions of `others`, mask [rows, positions]) to the loss and a
+      pytree of other sums. It leaves out what the mask does.
+    is_train: whether dropout is on, where it is configured.
+  """
+  mask = batch["targets_segmentation"] != 0
+  split = _split(config, model, mask.shape)
+  if split is None:
+    return part(maxtext_api.forward(config, model, batch, is_train=is_train), others, mask)
+  project, weights, hidden, _, mask = split.arguments(config, model, batch, is_train=is_train)
+  others = jax.tree.map(lambda values: values.reshape(*split.rows, *values.shape[2:]), others)
+  return head.weighed_sums(project, weights, hidden, others, mask, part, chunk=split.chunk)
+
+
+def unprojected(
+  config: MaxTextConfig, model: nnx.Module, batch: Batch
+) -> tuple[jax.Array, Callable[[jax.Array], jax.Array]]:
+  """A frozen model's logits, the head left for later where that can be.
+
+  Returns:
+    [batch, seq, ...], and what makes logits [..., vocab] of some of its positions [..., ...].
+  """
+  if _split(config, model, batch["inputs"].shape) is None:
+    return maxtext_api.forward(config, model, batch, is_train=False), lambda logits: logits
+  hidden = maxtext_api.hidden_states(config, model, batch, is_train=False)
+  output_head = maxtext_api.output_head(config, model)
+  return hidden, functools.partial(output_head.project, output_head.weights)
+
+
 @dataclasses.dataclass(frozen=True)
 class _Split:
   """How the head is applied.
@@ -76,13 +122,13 @@ class _Split:
     return output_head.project, output_head.weights, hidden.reshape(*self.rows, -1), targets, mask
 
 
-def _split(config: MaxTextConfig, model: nnx.Module, shape: tuple[int, int]) -> _Split | None:
+def _split(config: MaxTextConfig, model: nnx.Module, shape: tuple[int, ...]) -> _Split | None:
   """None where the head is applied to all positions at once."""
   if not maxtext_api.can_split_head(config):
     return None
   parts: Any = model
   devices = parts.mesh.devices
-  rows = (1, shape[0] * shape[1]) if devices.size == 1 else shape
+  rows = (1, shape[0] * shape[1]) if devices.size == 1 else (shape[0], shape[1])
   if config.num_vocab_tiling > 1:
     return _Split(rows, -(-rows[1] // config.num_vocab_tiling))
   if devices.size > 1:

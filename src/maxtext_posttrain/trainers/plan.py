@@ -24,9 +24,36 @@ def _bytes(tree: Any) -> int:
 
 
 def parameter_count(session: Session) -> int:
-  """The model's parameters."""
-  params = nnx.filter_state(session.pretraining.state["model"], nnx.Param)
-  return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
+  """The model's parameters, an adapter's left out."""
+  built = session.pretraining if session.lora is None else session.lora.base
+  return _count(built.state["model"], nnx.Param)
+
+
+def trained_count(session: Session) -> int:
+  """The parameters that updates change: all of them, or an adapter's."""
+  return _count(session.pretraining.state["model"], session.pretraining.trainable)
+
+
+def _count(model: nnx.State, kind: type[nnx.Param]) -> int:
+  return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(nnx.filter_state(model, kind)))
+
+
+def describe_adapter(session: Session) -> str:
+  """The adapter a run trains, in words."""
+  lora = session.maxtext.lora
+  modules = nnx.filter_state(session.pretraining.state["model"], nnx.LoRAParam)
+  base = f"quantised to {lora.lora_weight_qtype}" if lora.lora_weight_qtype else "frozen"
+  if lora.lora_weight_qtype and lora.lora_tile_size:
+    base += f" in blocks of {lora.lora_tile_size}"
+  return (
+    f"LoRA of rank {lora.lora_rank}, alpha {lora.lora_alpha:g} on {len(jax.tree.leaves(modules)) // 2} kernels; the"
+    f" base is {base}"
+  )
+
+
+def sequences_of_an_update(session: Session) -> int:
+  """Sequences that go through the model in one update; two for each row where rows are of pairs."""
+  return math.prod(session.batch_specs["train"]["inputs"].shape[:-1])
 
 
 def describe(session: Session) -> Iterator[str]:
@@ -34,9 +61,12 @@ def describe(session: Session) -> Iterator[str]:
   mt, data = session.maxtext, session.datasets.train
   params = nnx.filter_state(session.pretraining.state["model"], nnx.Param)
   parameters = parameter_count(session)
-  sequences = mt.micro_batch_size_to_train_on * mt.gradient_accumulation_steps
+  sequences = sequences_of_an_update(session)
   yield f"run         {session.objective.name} {mt.run_name}: {mt.steps} steps on {session.mesh.size} device(s)"
   yield f"model       {mt.model_name}: {parameters:,} parameters, {mt.num_decoder_layers} layers"
+  if session.lora is not None:
+    trained = trained_count(session)
+    yield f"trained     {trained:,} parameters, {trained / parameters:.3%} of the model's: {describe_adapter(session)}"
   tokens = sequences * mt.max_target_length
   yield (
     f"batch       {sequences} sequences of {mt.max_target_length} tokens = {tokens:,} tokens a step, in"
@@ -63,7 +93,12 @@ def _restored(session: Session) -> str:
   mt = session.maxtext
   steps = steps_in(epath.Path(session.checkpoint_directory)) if checkpointing_enabled(session.config) else ()
   if steps:
-    return f"everything, from {session.checkpoint_directory}{steps[-1]}"
+    over = f", over the base {mt.load_parameters_path or 'drawn from the seed'}" if session.lora is not None else ""
+    return f"everything, from {session.checkpoint_directory}{steps[-1]}{over}"
+  if session.lora is not None:
+    base = f"the base, from {mt.load_parameters_path}" if mt.load_parameters_path else "nothing: a fresh base"
+    adapter = mt.lora.lora_restore_path
+    return base + (f"; the adapter, from {adapter}" if adapter else ", and a fresh adapter over it")
   if mt.load_parameters_path:
     return f"weights, from {mt.load_parameters_path}"
   if mt.load_full_state_path:
@@ -80,6 +115,13 @@ def print_end(session: Session, reporter: Reporter, *, done: int, exhausted: boo
   print(f"{session.objective.name} ended at step {done} of {mt.steps} ({why}){loss}", flush=True)
   if checkpointing_enabled(session.config) and mt.enable_checkpointing and mt.save_checkpoint_on_completion:
     print(f"checkpoint: {session.checkpoint_directory}{done}/items", flush=True)
+    if session.lora is not None:
+      print(
+        f"it holds the adapter; posttrain merge {session.run_directory} OUT makes full weights, from which pre-training"
+        " starts with load_parameters_path",
+        flush=True,
+      )
+      return
     by_name = f"with run_name={mt.run_name} (steps at least {done + 2}), or "
     print(
       f"pre-training goes on from it {'' if session.objective.checkpoint_role else by_name}in a run of its own"

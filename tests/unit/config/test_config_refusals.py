@@ -33,6 +33,13 @@ def cli_arg(name: str, says: str, *args: str, **rest) -> Bad:
   return Bad(name, f"command line: {says}", args=list(args), **rest)
 
 
+def lora_arg(name: str, says: str, *args: str) -> Bad:
+  """A bad key of a run that trains an adapter."""
+  names = {argument.split("=")[0] for argument in args}
+  rest = {"lora.enable_lora": "true", "lora.lora_rank": "4", "lora.lora_alpha": "8", "lora_fresh_base": "true"}
+  return cli_arg(name, says, *args, *(f"{key}={value}" for key, value in rest.items() if key not in names))
+
+
 def line5(name: str, yaml: str, says: str, **rest) -> Bad:
   """A bad key in the first line after GOOD's four."""
   return Bad(name, f"c.yml, line 5: {says}", yaml=yaml, **rest)
@@ -69,7 +76,7 @@ CASES = [
   cli_arg(
     "twice, nested",
     "lora.lora_rank is given twice with different values (8 and 4); keep one",
-    "lora={lora_rank: 8}",
+    "lora={lora_rank: 8, enable_lora: false}",
     "lora.lora_rank=4",
   ),
   cli_arg(
@@ -341,7 +348,70 @@ CASES = [
   cli_arg("diloco", "enable_diloco=true: DiLoCo is not supported", "enable_diloco=true"),
   cli_arg("dpo", "use_dpo=true: it asks for DPO, which the SFT trainer does not do", "use_dpo=true"),
   cli_arg("not sft", "use_sft=false: the SFT trainer does SFT; leave this key out", "use_sft=false"),
-  cli_arg("lora", "lora.enable_lora=true: LoRA is not supported yet", "lora.enable_lora=true"),
+  lora_arg(
+    "LoRA's rank",
+    "lora.lora_rank=0: must be above 0 with lora.enable_lora=true, for example lora.lora_rank=16",
+    "lora.lora_rank=0",
+  ),
+  lora_arg(
+    "LoRA's alpha",
+    "lora.lora_alpha=0.0: must be above 0 with lora.enable_lora=true, for example lora.lora_alpha=32",
+    "lora.lora_alpha=0.0",
+  ),
+  lora_arg(
+    "LoRA's pattern",
+    "lora.lora_module_path=(: is no regular expression: missing ), unterminated subpattern at position 0",
+    "lora.lora_module_path=(",
+  ),
+  lora_arg(
+    "LoRA's type",
+    "lora.lora_weight_qtype=int2: must be one of nf4, int4, int8, float8_e4m3fn, float8_e5m2",
+    "lora.lora_weight_qtype=int2",
+  ),
+  lora_arg(
+    "LoRA's blocks without a type",
+    "lora.lora_tile_size=16: sizes the blocks of a quantised base; set lora.lora_weight_qtype too",
+    "lora.lora_tile_size=16",
+  ),
+  lora_arg(
+    "LoRA's blocks of none",
+    "lora.lora_tile_size=0: must be at least 1; leave it out for one scale an axis",
+    "lora.lora_weight_qtype=nf4",
+    "lora.lora_tile_size=0",
+  ),
+  lora_arg(
+    "LoRA with Muon",
+    "opt_type=muon: Muon is for full weight matrices, not for an adapter's; use adamw",
+    "opt_type=muon",
+  ),
+  lora_arg(
+    "LoRA with serving's adapters",
+    "lora_input_adapters_path=x: is for serving; an adapter to begin with is lora.lora_restore_path",
+    "lora_input_adapters_path=x",
+  ),
+  lora_arg(
+    "LoRA's adapter to begin with", "lora.lora_restore_path=gone: no such file or folder", "lora.lora_restore_path=gone"
+  ),
+  lora_arg(
+    "LoRA with a whole state",
+    "load_full_state_path=.: with lora.enable_lora=true the base is named with load_parameters_path, an"
+    " adapter to begin with by lora.lora_restore_path",
+    "load_full_state_path=.",
+  ),
+  lora_arg(
+    "LoRA with two bases",
+    "lora_fresh_base=true: load_parameters_path is set too; set one of them",
+    "load_parameters_path=.",
+  ),
+  Bad(
+    "LoRA without a base",
+    "load_parameters_path is missing: name the base that the adapter is trained over;"
+    " lora_fresh_base=true trains over weights drawn from init_weights_seed",
+    args=["lora.enable_lora=true", "lora.lora_rank=4", "lora.lora_alpha=8"],
+  ),
+  cli_arg(
+    "LoRA's keys without LoRA", "lora.lora_rank=8: has no effect without lora.enable_lora=true", "lora.lora_rank=8"
+  ),
   cli_arg(
     "tokens as data",
     "tokenize_train_data=false: data that are tokens already are not supported; give text",

@@ -12,7 +12,21 @@ from maxtext_posttrain.config import Config, load_config
 ROOT = Path(__file__).parents[3]
 CONFIGS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "configs").rglob("*.yml"))
 FILL = ["run_name=r", "base_output_directory=runs", "steps=1", "dataset_type=synthetic"]
-TOKENIZER = "tokenizer_path=maxtext://tokenizers/tokenizer.llama2"
+FILL_DPO = [
+  *FILL[:3],
+  "hf_train_files=configs/data/quickstart_pairs.jsonl",
+  "tokenizer_path=maxtext://tokenizers/tokenizer.llama2",
+  "hf_eval_files=configs/data/quickstart_pairs_eval.jsonl",
+]
+
+# What an import, or a run before it, would leave.
+FILL_DISTILL = [*FILL, "teacher_overrides.load_parameters_path=configs", "base_num_decoder_layers=30"]
+FILL_GRPO = [
+  *FILL[:3],
+  "hf_train_files=configs/data/sums.jsonl",
+  "tokenizer_path=maxtext://tokenizers/tokenizer.llama2",
+]
+FILLS = {"dpo": ("dpo", FILL_DPO), "distill": ("distill", FILL_DISTILL), "grpo": ("grpo", FILL_GRPO)}
 
 
 @pytest.fixture(autouse=True)
@@ -24,15 +38,10 @@ def load(*argv: str, trainer: str = "sft") -> Config:
   return load_config(list(argv), trainer=trainer, environ={})
 
 
-def trainer_of(path: str) -> str:
-  """A file's trainer: named in its own name, else SFT."""
-  return "grpo" if "grpo" in Path(path).stem else "sft"
-
-
 @pytest.mark.parametrize("path", CONFIGS)
 def test_loads(path: str):
-  fill = FILL if trainer_of(path) == "sft" else [*FILL[:3], "hf_train_files=configs/data/sums.jsonl", TOKENIZER]
-  assert load(path, *fill, trainer=trainer_of(path)).sources["steps"] == "command line"
+  trainer, fill = next((own for name, own in FILLS.items() if Path(path).name.startswith(name)), ("sft", FILL))
+  assert load(path, *fill, trainer=trainer).sources["steps"] == "command line"
 
 
 def test_there_are_the_files_the_readme_names():
@@ -42,6 +51,9 @@ def test_there_are_the_files_the_readme_names():
     "configs/models/gsm8k_10m.yml",
     "configs/quickstart/sft.yml",
     "configs/demo/sft_gsm8k.yml",
+    "configs/distillation.yml",
+    "configs/quickstart/distillation.yml",
+    "configs/demo/distill_smollm2.yml",
   } <= set(CONFIGS)
 
 
@@ -51,6 +63,16 @@ def test_sft_has_maxtexts_defaults_for_sft(tmp_path: Path):
   ours, maxtexts = load("configs/sft.yml", *FILL), load(str(tmp_path / "maxtexts.yml"), *FILL)
   differ = {name for name in ours.sources if ours[name] != maxtexts[name]}
   assert differ == {"hf_path", "train_split", "hf_eval_split", "use_tunix_gradient_accumulation"}
+
+
+def test_dpo_has_maxtexts_defaults_for_dpo(tmp_path: Path):
+  """Against MaxText's own post_train/dpo.yml, but for its model, its data, its sizes and what is said in dpo.yml."""
+  (tmp_path / "maxtexts.yml").write_text("base_config: post_train/dpo.yml\n")
+  ours = load("configs/dpo.yml", *FILL_DPO, trainer="dpo")
+  maxtexts = load(str(tmp_path / "maxtexts.yml"), *FILL_DPO, "override_model_config=true", trainer="dpo")
+  differ = {name for name in ours.sources if ours[name] != maxtexts[name]}
+  assert differ >= {"packing", "train_data_columns", "gradient_clipping_threshold", "model_name"}
+  assert not {name for name in differ if name.startswith("dpo.")} | {"learning_rate", "opt_type"} & differ
 
 
 def test_grpo_quickstart_runs_as_it_is():
@@ -67,6 +89,17 @@ def test_quickstart_runs_as_it_is():
   assert config.sources["base_emb_dim"] == "configs/models/tiny.yml"
   assert config.sources["packing"] == "configs/sft.yml"
   assert config.sources["steps"] == "configs/quickstart/sft.yml"
+
+
+def test_distillation_has_maxtexts_defaults_for_it(tmp_path: Path):
+  """Against MaxText's own post_train/distillation.yml, but for its models, data, length and checkpoints."""
+  (tmp_path / "maxtexts.yml").write_text("base_config: post_train/distillation.yml\n")
+  fill = (*FILL, "teacher_overrides.load_parameters_path=configs")
+  paths = ("configs/distillation.yml", str(tmp_path / "maxtexts.yml"))
+  ours, maxtexts = (load(path, *fill, trainer="distill") for path in paths)
+  differ = {name for name in ours.sources if ours[name] != maxtexts[name]}
+  assert {name for name in differ if name.startswith("distill_")} == set()
+  assert ours.learning_rate == maxtexts.learning_rate
 
 
 def test_gsm8k_demo_runs_as_it_is():
@@ -95,9 +128,19 @@ def test_quickstart_data_are_chats(name: str, rows: int):
   assert any(chat[0]["role"] == "system" for chat in chats)
 
 
-def test_held_out_chats_are_not_trained_on():
+@pytest.mark.parametrize(("name", "rows"), [("quickstart_pairs", 60), ("quickstart_pairs_eval", 8)])
+def test_quickstart_pairs_are_a_prompt_and_two_answers(name: str, rows: int):
+  lines = (ROOT / f"configs/data/{name}.jsonl").read_text(encoding="utf-8").splitlines()
+  pairs = [json.loads(line) for line in lines]
+  assert len(pairs) == rows
+  assert all(set(pair) == {"prompt", "chosen", "rejected"} and pair["chosen"] != pair["rejected"] for pair in pairs)
+  assert {type(pair["prompt"]) for pair in pairs} == {str, list}
+
+
+@pytest.mark.parametrize("kind", ["chat", "pairs"])
+def test_what_is_held_out_is_not_trained_on(kind: str):
   train, held_out = (
     set((ROOT / f"configs/data/{name}.jsonl").read_text(encoding="utf-8").splitlines())
-    for name in ("quickstart_chat", "quickstart_chat_eval")
+    for name in (f"quickstart_{kind}", f"quickstart_{kind}_eval")
   )
   assert not train & held_out

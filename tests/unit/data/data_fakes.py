@@ -45,6 +45,10 @@ class CharTokenizer:
       mask += [False, *[assistant] * len(said)]
     return Rendered(ids, mask)
 
+  def apply_chat_template(self, messages, add_generation_prompt=False, tools=None, documents=None) -> list[int]:
+    ids = self.render_conversation(messages, tools, documents).input_ids
+    return [*ids, ASSISTANT] if add_generation_prompt else ids
+
   def decode(self, ids) -> str:
     return "".join(map(chr, ids))
 
@@ -68,6 +72,8 @@ def make_config(**changes: Any) -> SimpleNamespace:
     "enable_data_shuffling": False,
     "max_bad_rows": 0.01,
     "vocab_size": VOCAB_SIZE,
+    "max_segments_per_seq": -1,
+    "dpo": SimpleNamespace(algo="dpo", loss_type="sigmoid", reference="frozen", max_prompt_length=None),
   }
   return SimpleNamespace(**(values | changes))
 

@@ -1,0 +1,76 @@
+"""`make demo-dpo`: SmolLM2-135M-Instruct learns to prefer right solutions of GSM8K's problems to wrong ones.
+
+The pairs come from `preferences.jsonl`; the last ones are held out and say, before the first update and after the last,
+how often the model ranks the right solution first. What is trained is an adapter; it is merged into full weights. Each
+part is a command that could be typed; it is printed before it runs, and the first that fails ends the demo. At the end
+stand the figures.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+from demo_steps import POSTTRAIN, Timed, find_gguf
+
+from maxtext_posttrain.config import load_config
+from maxtext_posttrain.report import read_metrics
+
+_DEMO = "demo-dpo"
+_PAIRS = Path("../shared/data/gsm8k/preferences.jsonl")
+_PARTS = Path("runs/dpo_pairs")
+_MODEL = Path("runs/smollm2")
+_CONFIG = _MODEL / "dpo.yml"
+_MERGED = Path("runs/dpo_smollm2-merged")
+_HELD_OUT = 40
+_SHOWN = ("loss", "rewards/accuracies", "rewards/margins", "logps/accuracies", "logps/chosen", "logps/rejected")
+
+
+def part_pairs() -> None:
+  """Parts the pairs into those for training and the last ones, which are held out.
+
+  Raises:
+    SystemExit: they are not there.
+  """
+  if not _PAIRS.is_file():
+    sys.exit(f"error: demo-dpo: {_PAIRS}: no such file")
+  lines = _PAIRS.read_text(encoding="utf-8").splitlines(keepends=True)
+  _PARTS.mkdir(parents=True, exist_ok=True)
+  (_PARTS / "train.jsonl").write_text("".join(lines[:-_HELD_OUT]), encoding="utf-8")
+  (_PARTS / "held_out.jsonl").write_text("".join(lines[-_HELD_OUT:]), encoding="utf-8")
+
+
+def main() -> int:
+  """Runs the demo; returns the exit code."""
+  started = time.monotonic()
+  timed = Timed(_DEMO)
+  part_pairs()
+  if not _MODEL.exists():
+    timed.run("import", POSTTRAIN, "import", find_gguf(_DEMO), _MODEL)
+  _CONFIG.write_text("base_config: [demo/dpo_smollm2.yml, model.yml]\n", encoding="utf-8")
+  config = load_config([str(_CONFIG)], trainer="dpo")
+  run = Path(config.base_output_directory) / config.run_name
+  timed.run("DPO", sys.executable, "-m", "train_dpo", _CONFIG)
+  timed.run("inspect", POSTTRAIN, "inspect", run, "--require", "layout=maxtext", f"step={config.steps}")
+  timed.run("merge", POSTTRAIN, "merge", run, _MERGED)
+
+  records = list(read_metrics(run / "metrics.jsonl"))
+  before, after = (record for record in records if record["kind"] == "eval")
+  updates = sorted(record["step_seconds"] for record in records if record["kind"] == "train")
+  pairs = sum(record["pairs"] for record in records if record["kind"] == "train")
+  print(f"\n{config.steps} updates, {pairs:,.0f} pairs; held out, {before['pairs']:,} pairs, before and after:")
+  for name in _SHOWN:
+    print(f"  {name:<20} {before[name]:>10.4f} -> {after[name]:.4f}")
+  print(f"a step {updates[len(updates) // 2]:.1f} s (median)")
+  print(", ".join(f"{name} {seconds:.0f} s" for name, seconds in timed.seconds.items()))
+  print(f"from start to end {time.monotonic() - started:.0f} s")
+  for name in ("rewards/accuracies", "logps/accuracies"):
+    if not after[name] > before[name]:
+      print(f"error: demo-dpo: the held-out {name} did not rise")
+      return 1
+  return 0
+
+
+if __name__ == "__main__":
+  sys.exit(main())
