@@ -92,7 +92,7 @@ class RolloutCollector:
     Args:
       prompts: by number.
       engine: writes completions, and says their log-probabilities.
-      weights: the policy's, for the engine.
+      weights: the policy's, for the engine, once the update before has made them.
       rewards: scores completions.
       settings: see `CollectorSettings`.
       shape: the sizes.
@@ -118,7 +118,9 @@ class RolloutCollector:
     """
     settings, shape = self._settings, self._shape
     clock = [time.perf_counter()]
-    self._engine.update_params(self._weights())
+    weights = self._weights()
+    clock.append(time.perf_counter())
+    self._engine.update_params(weights)
     clock.append(time.perf_counter())
     asked = [int(row) for row in rows if row != PADDING_ROW]
     # Tunix's engines are declared to take texts; ours take tokens too.
@@ -158,11 +160,12 @@ class RolloutCollector:
     seconds = np.diff(clock)
     written = sum(map(len, tokens))
     timings = {
-      "weight_transfer_seconds": float(seconds[0]),
-      "rollout_seconds": float(seconds[1]),
-      "reward_seconds": float(seconds[2]),
-      "log_prob_seconds": float(seconds[3]),
-      "rollout_tokens_per_second": written / float(seconds[1]),
+      "update_wait_seconds": float(seconds[0]),
+      "weight_transfer_seconds": float(seconds[1]),
+      "rollout_seconds": float(seconds[2]),
+      "reward_seconds": float(seconds[3]),
+      "log_prob_seconds": float(seconds[4]),
+      "rollout_tokens_per_second": written / float(seconds[2]),
     }
     return Rollout(placed, _metrics(scores, size, tokens, truncated, settings.mask_truncated), timings)
 
