@@ -101,14 +101,14 @@ def main() -> None:
     loss = trainer._compute_loss(None, inputs)
     loss.backward()
     name = f"{loss_type}/{level}/{low}/{high}/{beta}/{int(corrected)}"
-    arrays[f"loss/{name}"] = np.float32(loss.item())
+    arrays[f"loss/{name}"] = np.array(loss.item(), np.float32)
     arrays[f"grad/{name}"] = leaf.grad.numpy()
     metrics = trainer._metrics["train"]
     kl = metrics["kl"][0] if beta else 0.0
     arrays[f"metrics/{name}"] = np.array(
       [kl, metrics["entropy"][0], metrics["clip_ratio/low_mean"][0], metrics["clip_ratio/high_mean"][0]], np.float32
     )
-  np.savez_compressed(TARGET, **arrays)
+  np.savez_compressed(TARGET, allow_pickle=False, **arrays)
   print(f"{TARGET}: {len(arrays)} arrays, {TARGET.stat().st_size:,} bytes")
 
 

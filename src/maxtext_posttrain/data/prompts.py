@@ -268,7 +268,9 @@ class PreparedPrompts(PreparedRows):
   accumulation: int
   length: int
 
-  def dataset(self, *, batch_size: int, process_index: int = 0, process_count: int = 1) -> PromptDataset:
+  def dataset(  # pyright: ignore[reportIncompatibleMethodOverride]
+    self, *, batch_size: int, process_index: int = 0, process_count: int = 1
+  ) -> PromptDataset:
     """The data set for micro-batches of `batch_size` sequences.
 
     Raises:
@@ -311,10 +313,23 @@ def prepare_prompts(config: Any) -> PreparedData:
     TokenizerError: the tokenizer can't be loaded.
     DataError: the data can't be read, or too few rows are usable.
   """
-  tokenizer = configured_tokenizer(config)
+  tokenizer = prompt_tokenizer(config)
   train = _prepare(config, "train", tokenizer)
   evaluation = _prepare(config, "eval", tokenizer) if DataOptions.from_config(config, "eval").configured else None
   return PreparedData(train, evaluation)
+
+
+def prompt_tokenizer(config: Any) -> Tokenizer:
+  """The run's tokenizer.
+
+  Raises:
+    ConfigError: the data are made up, and have none.
+    TokenizerError: it can't be loaded.
+  """
+  tokenizer = configured_tokenizer(config)
+  if tokenizer is None:
+    raise ConfigError(f"dataset_type={config.dataset_type}: prompts can't be made up; use hf or grain")
+  return tokenizer
 
 
 def _prepare(config: Any, split: Split, tokenizer: Tokenizer) -> PreparedPrompts:

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from maxtext_posttrain.losses.sft import masked_sum, token_log_probs
+from maxtext_posttrain.losses.sft import masked_sum
 
 AdvantageScale = Literal["std", "mean", "none"]
 LossAlgorithm = Literal["grpo", "gspo-token"]
@@ -92,32 +92,6 @@ def zero_spread(rewards: npt.ArrayLike, num_generations: int) -> npt.NDArray[np.
   """For each group [prompts], whether its rewards are all equal."""
   groups = np.asarray(rewards, np.float64).reshape(-1, num_generations)
   return groups.max(axis=1) == groups.min(axis=1)
-
-
-def log_probs_and_entropy(
-  logits: jax.Array, targets: jax.Array, *, temperature: float = 1.0
-) -> tuple[jax.Array, jax.Array]:
-  """Log-probability of each target, and the entropy of each position, under softmax(logits / temperature).
-
-  The distribution is the one completions were sampled from, before top-k and top-p. The entropy is for the metrics
-  and has no gradient.
-
-  Args:
-    logits: [batch, seq, vocab], any float dtype.
-    targets: [batch, seq] int, ids below `vocab`.
-    temperature: above 0.
-
-  Returns:
-    Two arrays [batch, seq] float32, in nats.
-  """
-  logits = logits.astype(jnp.float32)
-  if temperature != 1.0:
-    logits = logits / temperature
-  fixed = jax.lax.stop_gradient(logits)
-  log_z = jax.nn.logsumexp(fixed, axis=-1)
-  probabilities = jnp.exp(fixed - log_z[..., None])
-  entropy = log_z - jnp.sum(probabilities * fixed, axis=-1)
-  return token_log_probs(logits, targets), entropy
 
 
 def kl_k3(log_probs: jax.Array, reference: jax.Array) -> jax.Array:

@@ -30,21 +30,29 @@ class TokenOutputs(NamedTuple):
     log_probs: [batch, seq] float32, log-probability of the target.
     log_z: [batch, seq] float32, logsumexp over the vocabulary.
     correct: [batch, seq] bool, whether the target is the most probable token; all False unless it was asked for.
+    entropy: [batch, seq] float32, of the distribution, without a gradient; all 0 unless it was asked for.
   """
 
   log_probs: jax.Array
   log_z: jax.Array
   correct: jax.Array
+  entropy: jax.Array
 
 
-def logit_outputs(logits: jax.Array, targets: jax.Array, *, with_correct: bool = False) -> TokenOutputs:
+def logit_outputs(
+  logits: jax.Array, targets: jax.Array, *, with_correct: bool = False, with_entropy: bool = False
+) -> TokenOutputs:
   """From logits [..., vocab] of any float dtype and targets [...] int, everything in float32."""
   logits = logits.astype(jnp.float32)
   log_z = jax.nn.logsumexp(logits, axis=-1)
   # A compare and a sum work where the vocabulary is sharded and, unlike a gather, leave no scatter behind.
   target_logits = jnp.sum(jnp.where(_is_target(logits, targets), logits, 0.0), axis=-1)
   correct = jnp.argmax(logits, axis=-1) == targets if with_correct else jnp.zeros(targets.shape, bool)
-  return TokenOutputs(target_logits - log_z, log_z, correct)
+  entropy = jnp.zeros(targets.shape)
+  if with_entropy:
+    fixed, fixed_z = jax.lax.stop_gradient((logits, log_z))
+    entropy = fixed_z - jnp.sum(jnp.exp(fixed - fixed_z[..., None]) * fixed, axis=-1)
+  return TokenOutputs(target_logits - log_z, log_z, correct, entropy)
 
 
 def token_outputs(
@@ -56,6 +64,7 @@ def token_outputs(
   *,
   chunk: int,
   with_correct: bool = False,
+  with_entropy: bool = False,
 ) -> TokenOutputs:
   """What `logit_outputs` gives for `project(weights, hidden)`, chunk by chunk; differentiable in weights and hidden.
 
@@ -68,6 +77,7 @@ def token_outputs(
       gradient.
     chunk: positions of each row at a time.
     with_correct: whether `correct` is wanted.
+    with_entropy: whether `entropy` is wanted.
   """
 
   @jax.custom_vjp
@@ -80,11 +90,13 @@ def token_outputs(
 
     def body(index: jax.Array, found: TokenOutputs) -> TokenOutputs:
       logits = project(weights, rows.part(ordered, index))
-      part = logit_outputs(logits, rows.part(ordered_targets, index), with_correct=with_correct)
+      part = logit_outputs(
+        logits, rows.part(ordered_targets, index), with_correct=with_correct, with_entropy=with_entropy
+      )
       return jax.tree.map(functools.partial(rows.put, index), found, part)
 
     shape = ordered_targets.shape
-    empty = TokenOutputs(jnp.zeros(shape), jnp.zeros(shape), jnp.zeros(shape, bool))
+    empty = TokenOutputs(jnp.zeros(shape), jnp.zeros(shape), jnp.zeros(shape, bool), jnp.zeros(shape))
     found = TokenOutputs(*map(rows.give_back, rows.loop(body, empty)))
     return found, (weights, hidden, found.log_z)
 
@@ -124,7 +136,7 @@ def nll_sum(
   """
 
   def part_of(logits: jax.Array, targets: jax.Array, counts: jax.Array) -> tuple[jax.Array, jax.Array]:
-    log_probs, log_z, _ = logit_outputs(logits, targets)
+    log_probs, log_z, *_ = logit_outputs(logits, targets)
     losses = z_loss_multiplier * jnp.square(log_z) - log_probs
     return jnp.sum(jnp.where(counts, losses, 0.0)), log_z
 

@@ -73,6 +73,7 @@ PANELS = (
     "Phases of a rollout",
     "seconds",
     (
+      Series("train", "update_wait_seconds", "the update before"),
       Series("train", "weight_transfer_seconds", "weights"),
       Series("train", "rollout_seconds", "completions"),
       Series("train", "reward_seconds", "rewards"),

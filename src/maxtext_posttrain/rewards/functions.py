@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
 from maxtext_posttrain.evaluation.answers import find_answer, parse_number
 from maxtext_posttrain.rewards.sample import RewardFunction, RewardSample, RewardSettings
@@ -98,6 +99,8 @@ def _same_mathematics(answer: str, solution: str) -> bool:
   import math_verify
 
   # Its own timers work by signals; the process this runs in has a time limit from outside.
-  wanted = math_verify.parse(f"${answer}$", parsing_timeout=None)
-  found = math_verify.parse(solution if "$" in solution or "\\" in solution else f"${solution}$", parsing_timeout=None)
-  return bool(wanted) and bool(found) and math_verify.verify(wanted, found, timeout_seconds=None)
+  untimed: Any = None
+  dressed = solution if "$" in solution or "\\" in solution else f"${solution}$"
+  wanted = math_verify.parse(f"${answer}$", parsing_timeout=untimed)
+  found = math_verify.parse(dressed, parsing_timeout=untimed)
+  return bool(wanted) and bool(found) and math_verify.verify(wanted, found, timeout_seconds=untimed)

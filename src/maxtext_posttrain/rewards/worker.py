@@ -61,7 +61,7 @@ def _load_from_file(file: str, attribute: str) -> BatchFunction:
     spec.loader.exec_module(module)
   except BaseException as error:
     raise RewardLoadError(f"{file}: {_one_line(error)}") from error
-  function = getattr(module, attribute, None)
+  function: Any = getattr(module, attribute, None)
   if not callable(function):
     raise RewardLoadError(f"{file}: has no function {attribute}")
   return function
@@ -107,9 +107,8 @@ def main() -> None:
     answers.flush()
 
   start = json.loads(sys.stdin.readline())
-  settings = RewardSettings(
-    **{key: tuple(value) if isinstance(value, list) else value for key, value in start["settings"].items()}
-  )
+  given: dict[str, Any] = start["settings"]
+  settings = RewardSettings(**{key: tuple(value) if isinstance(value, list) else value for key, value in given.items()})
   try:
     functions = {name: load_function(name, settings) for name in start["names"]}
   except RewardLoadError as error:

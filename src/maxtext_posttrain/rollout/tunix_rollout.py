@@ -19,7 +19,7 @@ from tunix.rl.rollout import base_rollout
 
 from maxtext_posttrain import maxtext_api
 from maxtext_posttrain.errors import GenerationError
-from maxtext_posttrain.losses.grpo import log_probs_and_entropy
+from maxtext_posttrain.losses.sft import token_log_probs
 from maxtext_posttrain.maxtext_api import MaxTextConfig
 from maxtext_posttrain.rollout.native import NativeEngine
 from maxtext_posttrain.rollout.options import SamplingOptions
@@ -165,8 +165,7 @@ class NativeRollout(base_rollout.BaseRollout):
       "targets_segmentation": present,
     }
     logits = maxtext_api.forward(self._maxtext, model, batch, is_train=False)
-    log_probs, _ = log_probs_and_entropy(logits[:, prompts.shape[1] - 1 : -1], completions)
-    return log_probs
+    return token_log_probs(logits[:, prompts.shape[1] - 1 : -1], completions)
 
   def update_params(self, params: Any, filter_types: tuple[Any, ...] | None = None) -> None:
     """Takes the weights of the next calls, without a copy; what `params` leaves out stays the model's own.

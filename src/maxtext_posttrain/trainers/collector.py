@@ -92,7 +92,7 @@ class RolloutCollector:
     Args:
       prompts: by number.
       engine: writes completions, and says their log-probabilities.
-      weights: the policy's, for the engine.
+      weights: the policy's, for the engine, once the update before has made them.
       rewards: scores completions.
       settings: see `CollectorSettings`.
       shape: the sizes.
@@ -118,10 +118,13 @@ class RolloutCollector:
     """
     settings, shape = self._settings, self._shape
     clock = [time.perf_counter()]
-    self._engine.update_params(self._weights())
+    weights = self._weights()
+    clock.append(time.perf_counter())
+    self._engine.update_params(weights)
     clock.append(time.perf_counter())
     asked = [int(row) for row in rows if row != PADDING_ROW]
-    ids = [self._prompts.tokens[row] for row in asked for _ in range(shape.generations)]
+    # Tunix's engines are declared to take texts; ours take tokens too.
+    ids: list[Any] = [self._prompts.tokens[row] for row in asked for _ in range(shape.generations)]
     seed: Any = (settings.seed << 32) | (number & 0xFFFFFFFF)
     output = self._engine.generate(ids, dataclasses.replace(settings.sampling, seed=seed)) if ids else None
     tokens = [] if output is None else [np.asarray(each, np.int32) for each in output.tokens]
@@ -157,11 +160,12 @@ class RolloutCollector:
     seconds = np.diff(clock)
     written = sum(map(len, tokens))
     timings = {
-      "weight_transfer_seconds": float(seconds[0]),
-      "rollout_seconds": float(seconds[1]),
-      "reward_seconds": float(seconds[2]),
-      "log_prob_seconds": float(seconds[3]),
-      "rollout_tokens_per_second": written / float(seconds[1]),
+      "update_wait_seconds": float(seconds[0]),
+      "weight_transfer_seconds": float(seconds[1]),
+      "rollout_seconds": float(seconds[2]),
+      "reward_seconds": float(seconds[3]),
+      "log_prob_seconds": float(seconds[4]),
+      "rollout_tokens_per_second": written / float(seconds[2]),
     }
     return Rollout(placed, _metrics(scores, size, tokens, truncated, settings.mask_truncated), timings)
 

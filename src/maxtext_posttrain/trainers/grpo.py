@@ -24,14 +24,13 @@ from flax import nnx
 from tunix.rl.rollout import base_rollout
 
 from maxtext_posttrain import maxtext_api
+from maxtext_posttrain.data import BATCH_KEYS, BatchIterator, PreparedData
 from maxtext_posttrain.data import Batch as HostBatch
-from maxtext_posttrain.data import BatchIterator, PreparedData
-from maxtext_posttrain.data.prompts import PromptDataset, RolloutShape, prepare_prompts
+from maxtext_posttrain.data.prompts import PromptDataset, RolloutShape, prepare_prompts, prompt_tokenizer
 from maxtext_posttrain.errors import ConfigError
 from maxtext_posttrain.losses.grpo import (
   GrpoSettings,
   aggregate,
-  log_probs_and_entropy,
   metric_sum,
   token_losses,
   truncated_importance_weights,
@@ -43,7 +42,7 @@ from maxtext_posttrain.rewards.pool import RewardPool
 from maxtext_posttrain.rewards.sample import RewardSettings
 from maxtext_posttrain.rollout.text import chat_stops, stop_tokens
 from maxtext_posttrain.rollout.tunix_rollout import NativeRollout
-from maxtext_posttrain.tokenizers import Tokenizer, configured_tokenizer
+from maxtext_posttrain.trainers import outputs
 from maxtext_posttrain.trainers.collector import CollectorSettings, LogProbs, RolloutCollector, WrittenSample
 from maxtext_posttrain.trainers.objective import (
   Batch,
@@ -87,15 +86,15 @@ class GRPO(Objective):
     return {REFERENCE: FrozenModel(maxtext)} if config.rl.grpo_beta else {}
 
   def loss(self, model: nnx.Module, batch: Batch, context: LossContext) -> LossOutput:
-    """The objective summed as `rl.loss_agg_mode` has it; the metrics are means over tokens."""
+    """The objective summed as `rl.loss_agg_mode` has it; the metrics are means over tokens. Dropout is off."""
     config, maxtext = context.config, context.maxtext
     settings = loss_settings(config)
     temperature = float(config.decode_sampling_temperature)
     mask = batch["targets_segmentation"] != 0
-    logits = maxtext_api.forward(maxtext, model, batch, is_train=context.is_train)
-    log_probs, entropy = log_probs_and_entropy(logits, batch["targets"], temperature=temperature)
+    found = outputs.token_outputs(maxtext, model, batch, is_train=False, with_entropy=True, temperature=temperature)
+    balance = maxtext_api.pop_load_balance_loss(model)
     # What the trainer itself made of the completions, as far as it has looked at them with the weights that wrote them.
-    current = jax.lax.stop_gradient(log_probs)
+    current = jax.lax.stop_gradient(found.log_probs)
     old = current if old_from_current(config, updates_of(config, maxtext)) else batch["old_log_probs"]
     engine = batch["engine_log_probs"]
     by_trainer = current if config.rl.use_rollout_logps else old
@@ -103,11 +102,11 @@ class GRPO(Objective):
     weights = None if cap is None else truncated_importance_weights(old, engine, mask, cap)
     reference = None
     if REFERENCE in context.frozen:
-      logits = maxtext_api.forward(context.frozen_maxtext[REFERENCE], context.frozen[REFERENCE], batch, is_train=False)
-      reference, _ = log_probs_and_entropy(jax.lax.stop_gradient(logits), batch["targets"], temperature=temperature)
+      frozen, its = context.frozen[REFERENCE], context.frozen_maxtext[REFERENCE]
+      reference = outputs.token_outputs(its, frozen, batch, is_train=False, temperature=temperature).log_probs
     losses = token_losses(
       settings,
-      log_probs=log_probs,
+      log_probs=found.log_probs,
       old_log_probs=old,
       advantages=batch["advantages"],
       mask=mask,
@@ -116,7 +115,7 @@ class GRPO(Objective):
     )
     loss_sum = aggregate(losses.loss, mask, settings.aggregation, token_scale=settings.token_scale)
     values = {
-      "entropy": entropy,
+      "entropy": found.entropy,
       "ratio": losses.ratio,
       "clipped_low": losses.clipped_low,
       "clipped_high": losses.clipped_high,
@@ -129,7 +128,6 @@ class GRPO(Objective):
     means = {
       name: metric_sum(jax.lax.stop_gradient(value), mask, settings.aggregation) for name, value in values.items()
     }
-    balance = maxtext_api.pop_load_balance_loss(model)
     if balance is not None and context.is_train:
       loss_sum += balance * self.weight(batch)
     totals = {
@@ -141,6 +139,10 @@ class GRPO(Objective):
   def weight(self, batch: Batch) -> jax.Array:
     """Trained tokens, or sequences; see `losses.grpo.loss_weights`."""
     return jnp.sum(batch["weights"])
+
+  def passes(self, config: Any) -> float:
+    """One forward and backward, and the reference's forward where there is a penalty."""
+    return 1.0 + (_FORWARD_SHARE if config.rl.grpo_beta else 0.0)
 
   def batches(self, session: Any, rows: BatchIterator) -> RolloutBatches:
     """Rollouts of the prompts, with the live weights."""
@@ -216,7 +218,7 @@ class Players:
     """Builds them; `session.trainer` has the model."""
     config = session.config
     self._session = session
-    self._tokenizer: Tokenizer = configured_tokenizer(config)
+    self._tokenizer = prompt_tokenizer(config)
     vocab_size = session.maxtext.vocab_size
     stops = [token for token in stop_tokens(self._tokenizer, (), chat=True) if token < vocab_size]
     end, sequences = chat_stops(self._tokenizer)
@@ -258,6 +260,10 @@ class Players:
     if self._samples is not None:
       self._samples.close()
 
+  def _weights(self) -> nnx.State:
+    """The live weights, once they are there: else the engine would be told to have waited for them."""
+    return jax.block_until_ready(self._session.trainer.model_state)
+
   def collector(self, dataset: PromptDataset) -> RolloutCollector:
     """What makes rollouts to train on."""
     session, config = self._session, self._session.config
@@ -274,7 +280,7 @@ class Players:
     return RolloutCollector(
       prompts=dataset.source,
       engine=self.engine,
-      weights=lambda: session.trainer.model_state,
+      weights=self._weights,
       rewards=self.rewards,
       settings=settings,
       shape=dataset.shape,
@@ -288,18 +294,16 @@ class Players:
     session = self._session
     temperature = float(session.config.decode_sampling_temperature)
     graphdef = nnx.graphdef(session.pretraining.abstract_model)
-    keys = ("inputs", "inputs_position", "inputs_segmentation", "targets", "targets_segmentation")
 
     @jax.jit
     def log_probs(state: nnx.State, batch: Mapping[str, jax.Array]) -> jax.Array:
       model = nnx.merge(graphdef, state, copy=True)
-      logits = maxtext_api.forward(session.maxtext, model, batch, is_train=False)
-      return log_probs_and_entropy(logits, batch["targets"], temperature=temperature)[0]
+      return outputs.token_outputs(session.maxtext, model, batch, is_train=False, temperature=temperature).log_probs
 
     sharding = maxtext_api.batch_sharding(session.maxtext, session.mesh)
 
     def of_batch(batch: HostBatch) -> np.ndarray:
-      placed = jax.device_put({key: batch[key] for key in keys}, sharding)
+      placed = jax.device_put({key: batch[key] for key in BATCH_KEYS}, sharding)
       return np.asarray(log_probs(session.trainer.model_state, placed))
 
     return of_batch
@@ -328,7 +332,7 @@ class Players:
     collector = RolloutCollector(
       prompts=dataset.source,
       engine=self.engine,
-      weights=lambda: session.trainer.model_state,
+      weights=self._weights,
       rewards=self.rewards,
       settings=CollectorSettings(sampling=_greedy(self._sampling), ends=self._ends, seed=0, scale="none"),
       shape=dataset.shape,

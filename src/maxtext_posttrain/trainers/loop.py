@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -105,7 +105,8 @@ class PostTrainer(peft_trainer.PeftTrainer):
   def run(self, eval_batches: EvalBatches | None) -> None:
     """Trains until the budget is spent, the data ends or a stop is asked for; then closes everything."""
     try:
-      self.train(self._groups, eval_batches, skip_jit=True)
+      # Tunix only hands it on, to `_run_eval`.
+      self.train(self._groups, cast("Any", eval_batches), skip_jit=True)
     except _EndOfDataError:
       pass
     finally:

@@ -25,23 +25,51 @@ from maxtext_posttrain.trainers.objective import Batch
 
 
 def token_outputs(
-  config: MaxTextConfig, model: nnx.Module, batch: Batch, *, is_train: bool, with_correct: bool = False
+  config: MaxTextConfig,
+  model: nnx.Module,
+  batch: Batch,
+  *,
+  is_train: bool,
+  with_correct: bool = False,
+  with_entropy: bool = False,
+  temperature: float = 1.0,
 ) -> TokenOutputs:
-  """Log-probability of each trained target, log Z, and whether it is the most probable token; [batch, seq] each.
+  """What a loss reads of each trained target: its log-probability, log Z and more; [batch, seq] each.
 
   Trained are the positions where `targets_segmentation` is not 0; elsewhere stand 0 and False.
+
+  Args:
+    config: the model's.
+    model: a MaxText model.
+    batch: BATCH_KEYS, each [batch, seq].
+    is_train: as `maxtext_api.forward` takes it.
+    with_correct: whether to say if the target is the most probable token.
+    with_entropy: whether to say the entropy.
+    temperature: logits are divided by it.
   """
   mask = batch["targets_segmentation"] != 0
   targets = jnp.where(mask, batch["targets"], 0)
   split = _split(config, model, mask.shape)
   if split is None:
     # Masked positions must not reach the gradient even where their logits are not finite.
-    logits = maxtext_api.forward(config, model, batch, is_train=is_train)
-    outputs = head.logit_outputs(jnp.where(mask[..., None], logits, 0.0), targets, with_correct=with_correct)
+    logits = _tempered(maxtext_api.forward(config, model, batch, is_train=is_train), temperature)
+    logits = jnp.where(mask[..., None], logits, 0.0)
+    outputs = head.logit_outputs(logits, targets, with_correct=with_correct, with_entropy=with_entropy)
     return TokenOutputs(*(jnp.where(mask, values, 0) for values in outputs))
-  arguments = split.arguments(config, model, batch, is_train=is_train)
-  outputs = head.token_outputs(*arguments, chunk=split.chunk, with_correct=with_correct)
+  project, *arguments = split.arguments(config, model, batch, is_train=is_train)
+  outputs = head.token_outputs(
+    lambda weights, hidden: _tempered(project(weights, hidden), temperature),
+    *arguments,
+    chunk=split.chunk,
+    with_correct=with_correct,
+    with_entropy=with_entropy,
+  )
   return TokenOutputs(*(values.reshape(mask.shape) for values in outputs))
+
+
+def _tempered(logits: jax.Array, temperature: float) -> jax.Array:
+  """Logits over the temperature, in float32 where that is not 1."""
+  return logits if temperature == 1.0 else logits.astype(jnp.float32) / temperature
 
 
 def nll_sum(config: MaxTextConfig, model: nnx.Module, batch: Batch, *, is_train: bool) -> jax.Array:

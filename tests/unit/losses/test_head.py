@@ -33,11 +33,13 @@ def project(weights: Any, hidden: jax.Array) -> jax.Array:
   return 5.0 * jnp.tanh((hidden @ weights["kernel"] + weights["bias"]) / 5.0)
 
 
-def float64_outputs(weights: Any, hidden: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def float64_outputs(weights: Any, hidden: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, ...]:
   wide = {name: leaf.astype(np.float64) for name, leaf in weights.items()}
   logits = 5.0 * np.tanh((hidden.astype(np.float64) @ wide["kernel"] + wide["bias"]) / 5.0)
   log_z = np.log(np.exp(logits).sum(-1))
-  return np.take_along_axis(logits, targets[..., None], -1)[..., 0] - log_z, log_z, logits.argmax(-1) == targets
+  log_probs = logits - log_z[..., None]
+  chosen = np.take_along_axis(log_probs, targets[..., None], -1)[..., 0]
+  return chosen, log_z, logits.argmax(-1) == targets, -(np.exp(log_probs) * log_probs).sum(-1)
 
 
 def mixed_loss(outputs: Any, mask: jax.Array) -> jax.Array:
@@ -51,7 +53,8 @@ def mixed_loss(outputs: Any, mask: jax.Array) -> jax.Array:
 def test_outputs_by_formula(chunk: int):
   weights, hidden, targets, mask = example()
   targets[0] = np.asarray(project(weights, hidden)).argmax(-1)[0]
-  outputs = token_outputs(project, weights, *map(jnp.asarray, (hidden, targets, mask)), chunk=chunk, with_correct=True)
+  arguments = map(jnp.asarray, (hidden, targets, mask))
+  outputs = token_outputs(project, weights, *arguments, chunk=chunk, with_correct=True, with_entropy=True)
   for have, want in zip(outputs, float64_outputs(weights, hidden, targets), strict=True):
     np.testing.assert_allclose(have, np.where(mask, want, 0), rtol=1e-5, atol=1e-5)
   assert outputs.correct.any()

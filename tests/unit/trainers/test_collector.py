@@ -69,7 +69,8 @@ def collect(engine: FakeEngine, rewards: FakeRewards, *, rows: Any = (2, 0), num
     shape=SHAPE,
     **options,
   )
-  return collector.collect(np.array(rows, np.int32), number)
+  rollout: Any = collector.collect(np.array(rows, np.int32), number)
+  return rollout
 
 
 GOOD = [[11, STOP], [12, 13, 14, 15], [STOP], [16, STOP]]
