@@ -15,7 +15,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from maxtext_posttrain.rewards.functions import FUNCTIONS
 from maxtext_posttrain.rewards.sample import BatchFunction, RewardSample, RewardSettings
@@ -64,7 +64,7 @@ def _load_from_file(file: str, attribute: str) -> BatchFunction:
   function: Any = getattr(module, attribute, None)
   if not callable(function):
     raise RewardLoadError(f"{file}: has no function {attribute}")
-  return function
+  return cast("BatchFunction", function)
 
 
 def checked_scores(scores: Any, count: int) -> list[float]:
@@ -107,8 +107,8 @@ def main() -> None:
     answers.flush()
 
   start = json.loads(sys.stdin.readline())
-  given: dict[str, Any] = start["settings"]
-  settings = RewardSettings(**{key: tuple(value) if isinstance(value, list) else value for key, value in given.items()})
+  given: Any = {key: tuple(value) if isinstance(value, list) else value for key, value in start["settings"].items()}
+  settings = RewardSettings(**given)
   try:
     functions = {name: load_function(name, settings) for name in start["names"]}
   except RewardLoadError as error:
