@@ -26,7 +26,14 @@ FILL_GRPO = [
   "hf_train_files=configs/data/sums.jsonl",
   "tokenizer_path=maxtext://tokenizers/tokenizer.llama2",
 ]
-FILLS = {"dpo": ("dpo", FILL_DPO), "distill": ("distill", FILL_DISTILL), "grpo": ("grpo", FILL_GRPO)}
+FILLS = {
+  "dpo": ("dpo", FILL_DPO),
+  "distill": ("distill", FILL_DISTILL),
+  "grpo_tiny_sft": ("sft", FILL),
+  "grpo": ("grpo", FILL_GRPO),
+  "dpo_smollm2": ("dpo", [*FILL_DPO, "load_parameters_path=configs"]),
+}
+"""The trainer and what its user would add, by the longest of these that a file's name begins with."""
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +47,8 @@ def load(*argv: str, trainer: str = "sft") -> Config:
 
 @pytest.mark.parametrize("path", CONFIGS)
 def test_loads(path: str):
-  trainer, fill = next((own for name, own in FILLS.items() if Path(path).name.startswith(name)), ("sft", FILL))
+  longest = max((name for name in FILLS if Path(path).name.startswith(name)), key=len, default="")
+  trainer, fill = FILLS.get(longest, ("sft", FILL))
   assert load(path, *fill, trainer=trainer).sources["steps"] == "command line"
 
 
