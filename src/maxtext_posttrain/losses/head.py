@@ -69,7 +69,7 @@ def token_outputs(
   """What `logit_outputs` gives for `project(weights, hidden)`, chunk by chunk; differentiable in weights and hidden.
 
   Args:
-    project: the head; must not close over anything that is differentiated.
+    project: the head; must not close over values being traced that the gradient would need.
     weights: its float arrays, a pytree.
     hidden: [batch, seq, emb].
     targets: [batch, seq] int.
@@ -81,10 +81,10 @@ def token_outputs(
   """
 
   @jax.custom_vjp
-  def outputs(weights: Any, hidden: jax.Array) -> TokenOutputs:
-    return forward(weights, hidden)[0]
+  def outputs(weights: Any, hidden: jax.Array, targets: jax.Array, mask: jax.Array) -> TokenOutputs:
+    return forward(weights, hidden, targets, mask)[0]
 
-  def forward(weights: Any, hidden: jax.Array) -> tuple[TokenOutputs, Any]:
+  def forward(weights: Any, hidden: jax.Array, targets: jax.Array, mask: jax.Array) -> tuple[TokenOutputs, Any]:
     rows = _Compacted.of(mask, chunk)
     ordered, ordered_targets = rows.take(hidden), rows.take(targets)
 
@@ -98,10 +98,10 @@ def token_outputs(
     shape = ordered_targets.shape
     empty = TokenOutputs(jnp.zeros(shape), jnp.zeros(shape), jnp.zeros(shape, bool), jnp.zeros(shape))
     found = TokenOutputs(*map(rows.give_back, rows.loop(body, empty)))
-    return found, (weights, hidden, found.log_z)
+    return found, (weights, hidden, targets, mask, found.log_z)
 
-  def backward(residuals: Any, cotangents: TokenOutputs) -> tuple[Any, jax.Array]:
-    weights, hidden, log_z = residuals
+  def backward(residuals: Any, cotangents: TokenOutputs) -> tuple[Any, jax.Array, None, None]:
+    weights, hidden, targets, mask, log_z = residuals
     rows = _Compacted.of(mask, chunk)
     ordered, ordered_targets, ordered_log_z = rows.take(hidden), rows.take(targets), rows.take(log_z)
     of_target = rows.take(cotangents.log_probs)
@@ -114,10 +114,10 @@ def token_outputs(
       )
       return _accumulate(rows, index, gradients, pull(of_logits))
 
-    return _finish(rows, weights, hidden, rows.loop(body, _zero_gradients(weights, ordered)))
+    return *_finish(rows, weights, hidden, rows.loop(body, _zero_gradients(weights, ordered))), None, None
 
   outputs.defvjp(forward, backward)
-  return outputs(weights, hidden)
+  return outputs(weights, hidden, targets, mask)
 
 
 def nll_sum(
@@ -141,7 +141,7 @@ def nll_sum(
     return jnp.sum(jnp.where(counts, losses, 0.0)), log_z
 
   @jax.custom_vjp
-  def loss(weights: Any, hidden: jax.Array) -> jax.Array:
+  def loss(weights: Any, hidden: jax.Array, targets: jax.Array, mask: jax.Array) -> jax.Array:
     rows = _Compacted.of(mask, chunk)
     ordered, ordered_targets, counts = rows.take(hidden), rows.take(targets), rows.counts()
 
@@ -151,7 +151,7 @@ def nll_sum(
 
     return rows.loop(body, jnp.float32(0.0))
 
-  def forward(weights: Any, hidden: jax.Array) -> tuple[jax.Array, Any]:
+  def forward(weights: Any, hidden: jax.Array, targets: jax.Array, mask: jax.Array) -> tuple[jax.Array, Any]:
     rows = _Compacted.of(mask, chunk)
     ordered, ordered_targets, counts = rows.take(hidden), rows.take(targets), rows.counts()
 
@@ -168,11 +168,11 @@ def nll_sum(
     total, gradients = rows.loop(body, (jnp.float32(0.0), _zero_gradients(weights, ordered)))
     return total, _finish(rows, weights, hidden, gradients)
 
-  def backward(gradients: tuple[Any, jax.Array], cotangent: jax.Array) -> tuple[Any, jax.Array]:
-    return jax.tree.map(lambda gradient: (cotangent * gradient).astype(gradient.dtype), gradients)
+  def backward(gradients: tuple[Any, jax.Array], cotangent: jax.Array) -> tuple[Any, jax.Array, None, None]:
+    return *jax.tree.map(lambda gradient: (cotangent * gradient).astype(gradient.dtype), gradients), None, None
 
   loss.defvjp(forward, backward)
-  return loss(weights, hidden)
+  return loss(weights, hidden, targets, mask)
 
 
 def weighed_sums(

@@ -115,6 +115,19 @@ def test_masked_positions_reach_nothing(poison: float):
   jax.tree.map(np.testing.assert_array_equal, poisoned, clean)
 
 
+def test_gradient_of_a_compiled_loss_that_makes_its_own_mask():
+  """Differentiated from outside, a compiled loss is traced before its gradient is: nothing may be left in between."""
+  weights, hidden, targets, mask = example()
+
+  def losses(weights: Any, hidden: jax.Array, numbers: jax.Array) -> jax.Array:
+    arguments = (project, weights, hidden, jnp.where(numbers != 0, targets, 0), numbers != 0)
+    return nll_sum(*arguments, chunk=4) + mixed_loss(token_outputs(*arguments, chunk=4), numbers != 0)
+
+  numbers = jnp.asarray(mask, jnp.int32)
+  have, want = (jax.grad(loss)(weights, hidden, numbers) for loss in (jax.jit(losses), losses))
+  jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5), have, want)
+
+
 def test_nothing_trained_is_zero_with_zero_gradient():
   weights, hidden, targets, mask = example()
   arguments = (jnp.asarray(targets), jnp.zeros_like(mask))
