@@ -23,11 +23,11 @@ SHAPE = RolloutShape(prompts=2, generations=2, updates=1, iterations=1, accumula
 class FakeEngine:
   """Answers with given completions; remembers what it was asked."""
 
-  def __init__(self, tokens: list[list[int]], **changes: Any):
+  def __init__(self, completions: list[list[int]], **changes: Any):
     self.answer = {
-      "text": [f"text {index}" for index in range(len(tokens))],
-      "tokens": [np.array(each) for each in tokens],
-      "logprobs": [np.full(len(each), -0.5, np.float32) for each in tokens],
+      "text": [f"text {index}" for index in range(len(completions))],
+      "tokens": [np.array(each) for each in completions],
+      "logprobs": [np.full(len(each), -0.5, np.float32) for each in completions],
       **changes,
     }
     self.asked: list[Any] = []
