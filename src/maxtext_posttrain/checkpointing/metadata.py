@@ -24,6 +24,8 @@ ITEMS = "items"
 TUNIX_PARAMS = "model_params"
 TUNIX_OPTIMIZER = "optimizer_state"
 DATA_POSITION = "post_train_iter"
+TREE_METADATA = "_METADATA"
+"""The file of an item in which Orbax keeps its tree."""
 STEP_METADATA = "_CHECKPOINT_METADATA"
 """The file of a step's folder in which Orbax keeps what was noted of the step."""
 
@@ -92,6 +94,25 @@ def noted_metadata(root: epath.Path) -> dict[str, Any]:
   if not isinstance(noted, Mapping):
     raise ValueError(f"{root / STEP_METADATA} is not a JSON object")
   return _json_object(noted.get("custom_metadata"))
+
+
+def noted_shapes(root: epath.Path) -> dict[tuple[str, ...], tuple[int, ...]]:
+  """The shape in which each array of the step's items was written, by path, without opening an array.
+
+  It is the array's own where one device held all of it, else that of a device's part.
+
+  Raises:
+    OSError: the file that says it is missing.
+    ValueError: it is not what Orbax writes.
+    KeyError: likewise.
+    TypeError: likewise.
+  """
+  leaves = json.loads((root / ITEMS / TREE_METADATA).read_text())["tree_metadata"].values()
+  written = {
+    tuple(str(part["key"]) for part in leaf["key_metadata"]): leaf["value_metadata"].get("write_shape")
+    for leaf in leaves
+  }
+  return {path: tuple(shape) for path, shape in written.items() if shape is not None}
 
 
 def load_step_metadata(path: epath.PathLike) -> dict[str, Any]:

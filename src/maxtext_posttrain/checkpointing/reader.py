@@ -24,6 +24,7 @@ from maxtext_posttrain.checkpointing.metadata import (
   StoredCheckpoint,
   flatten_tree,
   noted_metadata,
+  noted_shapes,
   reason,
   stored_shape,
 )
@@ -63,7 +64,8 @@ def read_fitting_train_state(
 ) -> RestoredState | None:
   """Reads a step in MaxText's layout that holds exactly what `target` asks for, without a look at its arrays before.
 
-  Orbax itself compares trees and shapes when it is to read all of a tree. That saves opening every array once more.
+  What the tree's file says is compared first, for a read that Orbax breaks off leaves coroutines that complain; Orbax
+  itself compares trees and shapes again. That saves opening every array once more.
 
   Args:
     root: the step's folder.
@@ -79,7 +81,10 @@ def read_fitting_train_state(
   context = make_context()
   context.pytree.loading.partial_load = False
   try:
-    noted = noted_metadata(root)
+    noted, written = noted_metadata(root), noted_shapes(root)
+    asked = {tuple(map(str, path)): leaf for path, leaf in flatten_tree(wanted).items()}
+    if asked.keys() != written.keys() or not all(_was_written(leaf, written[path]) for path, leaf in asked.items()):
+      return None
     with context:
       items = ocp.load_checkpointables(root, {ITEMS: wanted})[ITEMS]
   except Exception:  # As in `_load`; what it means is said there.
@@ -145,6 +150,14 @@ def _read_items(
   leaves = _leaves_from_items(restored)
   updates = int(restored["step"]) if "step" in restored else _step_of_folder(stored)
   return RestoredState(leaves, updates, tuple(notes), stored.custom_metadata)
+
+
+def _was_written(leaf: jax.ShapeDtypeStruct, shape: tuple[int, ...]) -> bool:
+  """Whether an array like this is written in that shape: whole, or in parts as it is sharded."""
+  if shape == stored_shape(leaf):
+    return True
+  is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+  return not is_key and leaf.sharding is not None and shape == tuple(leaf.sharding.shard_shape(leaf.shape))
 
 
 def _leaves_from_items(items: Mapping[str, Any]) -> FlatState:
