@@ -158,7 +158,7 @@ def test_every_loss_learns_its_pairs(folder: Path, name: str, keys: list[str], s
     assert after["loss"] < before["loss"]
     assert after["rewards/margins"] > before["rewards/margins"]
     assert after["rewards/margins"] == pytest.approx(after["rewards/chosen"] - after["rewards/rejected"], abs=1e-4)
-  assert train[-1]["rewards/accuracies"] > 0.6
+  assert train[-1]["rewards/accuracies"] > train[0]["rewards/accuracies"]
 
 
 def test_pretraining_goes_on_from_dpo(folder: Path, frozen: Path, tmp_path: Path):
