@@ -128,7 +128,7 @@ def test_the_metrics_say_what_happened(uninterrupted: Path):
   assert train_records[7]["kl"] > 0
   assert ["rollout_seconds" in record for record in train_records] == [True, False, False, False] * 2
   evaluations = [record for record in read_metrics(uninterrupted / "metrics.jsonl") if record["kind"] == "eval"]
-  assert [(record["step"], record["prompts"]) for record in evaluations] == [(0, 20), (4, 20), (8, 20)]
+  assert [(record["step"], record["prompts"]) for record in evaluations] == [(0, 200), (4, 200), (8, 200)]
 
 
 def test_samples_carry_their_rewards(uninterrupted: Path):
@@ -200,7 +200,7 @@ def test_a_reward_that_fails_now_and_then_ends_nothing(folder: Path):
     (("batch_size=3",), "is no multiple of the 8 sequences"),
     (("reward_weights={gone.py:f: 1}",), "gone.py: no such file"),
     (("max_prefill_predict_length=4",), "prompt too long"),
-    (("train_data_columns=[question,solution]",), "missing column"),
+    (("train_data_columns=[question,solution]",), "has no column 'solution'"),
   ],
 )
 def test_what_cannot_be_is_said_in_one_line(folder: Path, extra: tuple[str, ...], says: str):

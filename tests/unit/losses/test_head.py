@@ -88,7 +88,7 @@ def test_nll_sum_and_its_gradients(chunk: int, z_loss_multiplier: float):
     return 3.0 * total
 
   def at_once(weights: Any, hidden: jax.Array) -> jax.Array:
-    log_probs, log_z, _ = logit_outputs(project(weights, hidden), targets)
+    log_probs, log_z, *_ = logit_outputs(project(weights, hidden), targets)
     return 3.0 * jnp.sum(jnp.where(mask, z_loss_multiplier * log_z**2 - log_probs, 0.0))
 
   have, want = (jax.value_and_grad(loss, argnums=(0, 1))(weights, hidden) for loss in (chunked, at_once))
