@@ -374,11 +374,13 @@ def can_split_head(config: MaxTextConfig, model: nnx.Module) -> bool:
   Quantized heads keep statistics, an adapter on the head works inside the model alone, and explicit sharding and
   weights kept in host memory want what MaxText wraps around.
   """
+  if config.quantization or config.parameter_memory_host_offload:
+    return False
+  if config.shard_mode == common_types.ShardMode.EXPLICIT:
+    return False
   parts: Any = model
   dense = getattr(parts.decoder, "logits_dense", None)
-  adapted = dense is not None and bool(jax.tree.leaves(nnx.state(dense, nnx.LoRAParam)))
-  explicit = config.shard_mode == common_types.ShardMode.EXPLICIT
-  return not (config.quantization or explicit or adapted or config.parameter_memory_host_offload)
+  return dense is None or not jax.tree.leaves(nnx.state(dense, nnx.LoRAParam))
 
 
 def pop_load_balance_loss(model: nnx.Module) -> jax.Array | None:

@@ -27,8 +27,8 @@ CONFIG = base_rollout.RolloutConfig(
   max_tokens_to_generate=8,
   temperature=0.7,
   max_prompt_length=12,
-  seed=5,
-  eos_tokens=[2],  # pyright: ignore[reportArgumentType]
+  seed=5,  # pyright: ignore[reportArgumentType]
+  eos_tokens=[2],
 )
 PROMPTS = [[1, 5, 9], [1, 5, 9], [1, 200, 31, 7, 8]]
 

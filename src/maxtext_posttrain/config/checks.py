@@ -62,9 +62,6 @@ _UNSUPPORTED: Mapping[str, str] = {
 }
 """Switches of MaxText that our trainers would otherwise ignore, and why they must stay off."""
 
-_LORA_KEYS = ("lora.lora_rank", "lora.lora_alpha", "lora.lora_module_path", "lora.lora_weight_qtype")
-_LORA_KEYS += ("lora.lora_tile_size", "lora.lora_restore_path", "lora_fresh_base")
-
 LORA_QTYPES = ("nf4", "int4", "int8", "float8_e4m3fn", "float8_e5m2")
 """What a frozen base's kernels can be quantised to under QLoRA: Qwix's names of the types that are tested here."""
 
@@ -242,9 +239,6 @@ class Checks:
 
   def _lora(self) -> Iterator[str]:
     if not self._value("lora.enable_lora"):
-      for name in _LORA_KEYS:
-        if self._value(name) and self._is_set(name) and not self._is_set("lora.enable_lora"):
-          yield f"{self._at(name)}: has no effect without lora.enable_lora=true"
       return
     for name, usual in (("lora.lora_rank", 16), ("lora.lora_alpha", 32)):
       if self._value(name) <= 0 and name not in self._resolved.failed:

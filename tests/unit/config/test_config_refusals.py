@@ -410,9 +410,6 @@ CASES = [
     args=["lora.enable_lora=true", "lora.lora_rank=4", "lora.lora_alpha=8"],
   ),
   cli_arg(
-    "LoRA's keys without LoRA", "lora.lora_rank=8: has no effect without lora.enable_lora=true", "lora.lora_rank=8"
-  ),
-  cli_arg(
     "tokens as data",
     "tokenize_train_data=false: data that are tokens already are not supported; give text",
     "tokenize_train_data=false",

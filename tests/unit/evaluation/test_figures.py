@@ -53,7 +53,8 @@ def test_loss_and_accuracy_over_the_trained_tokens():
     "targets": np.array([[[0, 0, 2, 0]]]),
     "targets_segmentation": np.array([[[1, 1, 1, 0]]]),
   }
-  config = SimpleNamespace(enable_dropout=False, z_loss_multiplier=0.0)
+  # A quantised head is applied to all positions at once.
+  config = SimpleNamespace(enable_dropout=False, z_loss_multiplier=0.0, quantization="int8")
   graphdef, state = nnx.split(nnx.Dict(model=Fixed(logits)))
 
   def loss(model: nnx.Module, frozen: object, batch: Batch, step: jax.Array, is_train: bool) -> LossOutput:
