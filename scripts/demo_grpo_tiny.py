@@ -24,7 +24,7 @@ _LEAST_LIFT = 0.30
 
 def main() -> None:
   """Runs the demo; leaves with 1 where a seed did not learn enough."""
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser = argparse.ArgumentParser(description="A tiny model learns sums by GRPO, once for each seed.")
   parser.add_argument("--seeds", type=int, default=3, help="how many, from 0 on")
   parser.add_argument("--output", type=Path, default=Path("runs"), help="where the runs go")
   options = parser.parse_args()

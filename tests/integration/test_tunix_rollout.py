@@ -27,8 +27,8 @@ CONFIG = base_rollout.RolloutConfig(
   max_tokens_to_generate=8,
   temperature=0.7,
   max_prompt_length=12,
-  seed=5,
-  eos_tokens=[2],  # pyright: ignore[reportArgumentType]
+  seed=5,  # pyright: ignore[reportArgumentType]
+  eos_tokens=[2],
 )
 PROMPTS = [[1, 5, 9], [1, 5, 9], [1, 200, 31, 7, 8]]
 
@@ -90,10 +90,10 @@ def test_the_same_seed_gives_the_same_bits_and_repeated_prompts_do_not(rollout: 
 
 def test_the_trainers_log_probabilities(tiny: TinyModel, rollout: NativeRollout):
   pad = rollout.pad_id()
-  prompts = jnp.asarray([[pad, pad, 1, 5, 0], [1, 2, 3, 4, 5]], jnp.int32)
+  prompts = jnp.asarray([[pad, pad, 1, 5, pad], [1, 2, 3, 4, 5]], jnp.int32)
   completions = jnp.asarray([[7, 0, 9], [4, 5, 6]], jnp.int32)
   have = rollout.get_per_token_logps(prompts, completions)
-  for row, prompt in enumerate(([1, 5, 0], [1, 2, 3, 4, 5])):
+  for row, prompt in enumerate(([1, 5, pad], [1, 2, 3, 4, 5])):
     said = completions[row].tolist()
     np.testing.assert_allclose(have[row], tiny.log_probs(prompt, said)[np.arange(3), said], atol=1e-4, rtol=0)
 

@@ -11,18 +11,12 @@ import pytest
 from maxtext_posttrain.data.options import DataOptions
 from maxtext_posttrain.data.prompts import PreparedPrompts, PromptReport, PromptRows, load_prompts
 from maxtext_posttrain.errors import ConfigError, DataError
-from tests.unit.data.data_fakes import ASSISTANT, CharTokenizer, make_config, write_jsonl
-
-
-class PromptTokenizer(CharTokenizer):
-  def apply_chat_template(self, messages, *, add_generation_prompt, tools=None, documents=None) -> list[int]:
-    assert add_generation_prompt
-    return [*self.render_conversation(messages, tools, documents).input_ids, ASSISTANT]
+from tests.unit.data.data_fakes import CharTokenizer, make_config, write_jsonl
 
 
 def load(tmp_path: Path, rows: list[Any], *, longest: int = 20, system_prompt: str = "", **changes: Any):
   config = make_config(hf_train_files=write_jsonl(tmp_path / "rows.jsonl", rows), max_bad_rows=10, **changes)
-  return load_prompts(DataOptions.from_config(config), PromptTokenizer(), longest=longest, system_prompt=system_prompt)
+  return load_prompts(DataOptions.from_config(config), CharTokenizer(), longest=longest, system_prompt=system_prompt)
 
 
 def test_two_columns(tmp_path: Path):
@@ -79,7 +73,7 @@ def test_bad_rows_beyond_what_is_allowed_stop_the_run(tmp_path: Path):
     hf_train_files=write_jsonl(tmp_path / "r.jsonl", [{"question": "a", "answer": "x"}, {"question": "b"}])
   )
   with pytest.raises(DataError, match="1 of 2 rows cannot be used"):
-    load_prompts(DataOptions.from_config(config), PromptTokenizer(), longest=20)
+    load_prompts(DataOptions.from_config(config), CharTokenizer(), longest=20)
 
 
 def test_all_prompts_too_long(tmp_path: Path):
