@@ -9,15 +9,11 @@ so that both sides do the same work. Gradient checkpointing is off.
 
 from __future__ import annotations
 
-import json
-import resource
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch  # pyright: ignore[reportMissingImports]  # in another interpreter
-from _trl_side import Recorder, build_model
+from _trl_side import Recorder, build_model, run, training_arguments
 from datasets import Dataset, load_dataset
 from transformers import AutoTokenizer
 from trl.experimental.gkd import GKDConfig, GKDTrainer  # pyright: ignore[reportMissingImports]
@@ -54,26 +50,10 @@ def collate(examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
 def build_trainer(keys: Mapping[str, str], recorder: Recorder) -> GKDTrainer:
   """The trainer for MaxText's keys."""
   config = GKDConfig(
-    output_dir=keys["base_output_directory"],
-    max_steps=int(keys["steps"]),
-    per_device_train_batch_size=int(keys["per_device_batch_size"]),
-    gradient_accumulation_steps=int(keys["gradient_accumulation_steps"]),
-    max_length=int(keys["max_target_length"]),
+    **training_arguments(keys),
     lmbda=0.0,
     beta=0.0,
     seq_kd=False,
-    learning_rate=float(keys["learning_rate"]),
-    max_grad_norm=float(keys["gradient_clipping_threshold"]),
-    optim="adamw_torch",
-    lr_scheduler_type="cosine",
-    warmup_steps=int(0.1 * int(keys["steps"])),
-    gradient_checkpointing=False,
-    bf16=False,
-    use_cpu=True,
-    save_strategy="no",
-    logging_steps=1,
-    report_to="none",
-    disable_tqdm=True,
   )
   tokenizer = AutoTokenizer.from_pretrained(keys["tokenizer_path"])
   return GKDTrainer(
@@ -87,20 +67,5 @@ def build_trainer(keys: Mapping[str, str], recorder: Recorder) -> GKDTrainer:
   )
 
 
-def main() -> None:
-  result, *arguments = sys.argv[1:]
-  recorder = Recorder()
-  trainer = build_trainer(dict(argument.split("=", 1) for argument in arguments), recorder)
-  trainer.train()
-  kilobytes = 1 if sys.platform == "darwin" else 1024
-  counts = {
-    "parameters": sum(parameter.numel() for parameter in trainer.model.parameters()),
-    "compile_seconds": 0.0,
-    "compilations": 0,
-    "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * kilobytes,
-  }
-  Path(result).write_text(json.dumps({**recorder.result, **counts}), encoding="utf-8")
-
-
 if __name__ == "__main__":
-  main()
+  run(build_trainer, Recorder())

@@ -8,12 +8,11 @@ checkpointing, on by default, is off in TRL's favour.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 import torch  # pyright: ignore[reportMissingImports]  # in another interpreter
-from _trl_side import Recorder, build_model, write_result
+from _trl_side import Recorder, build_model, run, training_arguments
 from datasets import load_dataset
 from transformers import AutoTokenizer
 from trl import DPOConfig, DPOTrainer  # pyright: ignore[reportMissingImports]
@@ -30,25 +29,9 @@ class PairRecorder(Recorder):
 def build_trainer(keys: Mapping[str, str], recorder: Recorder) -> DPOTrainer:
   """The trainer for MaxText's keys."""
   config = DPOConfig(
-    output_dir=keys["base_output_directory"],
-    max_steps=int(keys["steps"]),
-    per_device_train_batch_size=int(keys["per_device_batch_size"]),
-    gradient_accumulation_steps=int(keys["gradient_accumulation_steps"]),
-    max_length=int(keys["max_target_length"]),
+    **training_arguments(keys),
     beta=float(keys["dpo.dpo_beta"]),
     loss_type="sigmoid",
-    learning_rate=float(keys["learning_rate"]),
-    max_grad_norm=float(keys["gradient_clipping_threshold"]),
-    optim="adamw_torch",
-    lr_scheduler_type="cosine",
-    warmup_steps=int(0.1 * int(keys["steps"])),
-    gradient_checkpointing=False,
-    bf16=False,
-    use_cpu=True,
-    save_strategy="no",
-    logging_steps=1,
-    report_to="none",
-    disable_tqdm=True,
   )
   reference = build_model(keys)
   model = build_model(keys)
@@ -67,13 +50,5 @@ def build_trainer(keys: Mapping[str, str], recorder: Recorder) -> DPOTrainer:
   return trainer
 
 
-def main() -> None:
-  result, *arguments = sys.argv[1:]
-  recorder = PairRecorder()
-  trainer = build_trainer(dict(argument.split("=", 1) for argument in arguments), recorder)
-  trainer.train()
-  write_result(result, recorder, trainer.model)
-
-
 if __name__ == "__main__":
-  main()
+  run(build_trainer, PairRecorder())

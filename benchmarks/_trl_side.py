@@ -15,7 +15,7 @@ import json
 import resource
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -81,29 +81,36 @@ def build_model(keys: Mapping[str, str]) -> LlamaForCausalLM:
   return LlamaForCausalLM(config)
 
 
+def training_arguments(keys: Mapping[str, str]) -> dict[str, Any]:
+  """MaxText's keys as arguments that every trainer's configuration takes."""
+  return {
+    "output_dir": keys["base_output_directory"],
+    "max_steps": int(keys["steps"]),
+    "per_device_train_batch_size": int(keys["per_device_batch_size"]),
+    "gradient_accumulation_steps": int(keys["gradient_accumulation_steps"]),
+    "max_length": int(keys["max_target_length"]),
+    "learning_rate": float(keys["learning_rate"]),
+    "max_grad_norm": float(keys["gradient_clipping_threshold"]),
+    "optim": "adamw_torch",
+    "lr_scheduler_type": "cosine",
+    "warmup_steps": int(0.1 * int(keys["steps"])),
+    "gradient_checkpointing": False,
+    "bf16": False,
+    "use_cpu": True,
+    "save_strategy": "no",
+    "logging_steps": 1,
+    "report_to": "none",
+    "disable_tqdm": True,
+  }
+
+
 def build_trainer(keys: Mapping[str, str], recorder: Recorder) -> SFTTrainer:
   """The trainer for MaxText's keys."""
   config = SFTConfig(
-    output_dir=keys["base_output_directory"],
-    max_steps=int(keys["steps"]),
-    per_device_train_batch_size=int(keys["per_device_batch_size"]),
-    gradient_accumulation_steps=int(keys["gradient_accumulation_steps"]),
-    max_length=int(keys["max_target_length"]),
+    **training_arguments(keys),
     packing=keys["packing"] == "true",
     packing_strategy="wrapped",
     assistant_only_loss=keys["sft_train_on_completion_only"] == "true",
-    learning_rate=float(keys["learning_rate"]),
-    max_grad_norm=float(keys["gradient_clipping_threshold"]),
-    optim="adamw_torch",
-    lr_scheduler_type="cosine",
-    warmup_steps=int(0.1 * int(keys["steps"])),
-    gradient_checkpointing=False,
-    bf16=False,
-    use_cpu=True,
-    save_strategy="no",
-    logging_steps=1,
-    report_to="none",
-    disable_tqdm=True,
   )
   trainer = SFTTrainer(
     model=build_model(keys),
@@ -116,11 +123,14 @@ def build_trainer(keys: Mapping[str, str], recorder: Recorder) -> SFTTrainer:
   return trainer
 
 
-def write_result(path: str, recorder: Recorder, model: Any) -> None:
-  """Writes what was recorded; call it when the run is over."""
+def run(build: Callable[[Mapping[str, str], Recorder], Any], recorder: Recorder) -> None:
+  """Trains as the command line says, and writes what was recorded."""
+  path, *arguments = sys.argv[1:]
+  trainer = build(dict(argument.split("=", 1) for argument in arguments), recorder)
+  trainer.train()
   kilobytes = 1 if sys.platform == "darwin" else 1024
   counts = {
-    "parameters": sum(parameter.numel() for parameter in model.parameters()),
+    "parameters": sum(parameter.numel() for parameter in trainer.model.parameters()),
     "compile_seconds": 0.0,
     "compilations": 0,
     "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * kilobytes,
@@ -128,13 +138,5 @@ def write_result(path: str, recorder: Recorder, model: Any) -> None:
   Path(path).write_text(json.dumps({**recorder.result, **counts}), encoding="utf-8")
 
 
-def main() -> None:
-  result, *arguments = sys.argv[1:]
-  recorder = Recorder()
-  trainer = build_trainer(dict(argument.split("=", 1) for argument in arguments), recorder)
-  trainer.train()
-  write_result(result, recorder, trainer.model)
-
-
 if __name__ == "__main__":
-  main()
+  run(build_trainer, Recorder())

@@ -5,6 +5,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from maxtext_posttrain.losses.head import logit_outputs
+
 
 def token_log_probs(logits: jax.Array, targets: jax.Array) -> jax.Array:
   """Log-probability of each target token.
@@ -16,11 +18,7 @@ def token_log_probs(logits: jax.Array, targets: jax.Array) -> jax.Array:
   Returns:
     [batch, seq] float32: logit of the target − logsumexp over the vocabulary.
   """
-  logits = logits.astype(jnp.float32)
-  # A compare and a sum fuse with the logsumexp and, unlike a gather, leave no scatter over the vocabulary behind.
-  is_target = jnp.arange(logits.shape[-1]) == targets[..., None]
-  target_logits = jnp.sum(jnp.where(is_target, logits, 0.0), axis=-1)
-  return target_logits - jax.nn.logsumexp(logits, axis=-1)
+  return logit_outputs(logits, targets).log_probs
 
 
 def masked_sum(values: jax.Array, mask: jax.Array) -> jax.Array:
@@ -45,8 +43,8 @@ def sft_loss_sum(
   # Masked positions must not reach the gradient even where their logits are not finite.
   logits = jnp.where(targets_mask[..., None], logits, 0.0)
   targets = jnp.where(targets_mask, targets, 0)
-  loss = masked_sum(-token_log_probs(logits, targets), targets_mask)
+  outputs = logit_outputs(logits, targets)
+  loss = masked_sum(-outputs.log_probs, targets_mask)
   if z_loss_multiplier > 0.0:
-    log_z = jax.nn.logsumexp(logits.astype(jnp.float32), axis=-1)
-    loss += z_loss_multiplier * masked_sum(jnp.square(log_z), targets_mask)
+    loss += z_loss_multiplier * masked_sum(jnp.square(outputs.log_z), targets_mask)
   return loss
