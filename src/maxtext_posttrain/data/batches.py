@@ -57,14 +57,14 @@ def fill_example(batch: Batch, row: int, start: int, segment: int, example: Exam
   batch["targets_segmentation"][span] = np.where(trained[1:], segment, 0)
 
 
-class ExampleRows:
-  """Tokenised examples in packed (or single) rows.
+class PackedExamples:
+  """Examples and the rows they share; a layout says how a row holds them.
 
-  An example of n tokens takes n - 1 positions: it reads tokens 0 to n-2 and predicts tokens 1 to n-1. Examples of a
-  row are numbered from 1 in `inputs_segmentation`, positions restart at 0 with each, and `targets_segmentation` has
-  the same number where the predicted token is trained and 0 elsewhere. What is trained goes by position, never by
-  token id.
+  Attributes:
+    layout: tells layouts apart in the fingerprint.
   """
+
+  layout = ""
 
   def __init__(self, examples: Examples, packed: PackedRows, length: int, pad_id: int):
     """Takes the examples, which of them share a row, the positions of a row and the id that fills it."""
@@ -75,6 +75,24 @@ class ExampleRows:
 
   def __len__(self) -> int:
     return len(self._packed)
+
+  def fingerprint(self) -> str:
+    """A digest of the examples, their rows and the pad id."""
+    digest = hashlib.blake2b(self._examples.fingerprint().encode(), digest_size=16)
+    digest.update(self._packed.examples.data)
+    digest.update(self._packed.offsets.data)
+    digest.update(f"{self.layout}{self._length} {self._pad_id}".encode())
+    return digest.hexdigest()
+
+
+class ExampleRows(PackedExamples):
+  """Tokenised examples in packed (or single) rows.
+
+  An example of n tokens takes n - 1 positions: it reads tokens 0 to n-2 and predicts tokens 1 to n-1. Examples of a
+  row are numbered from 1 in `inputs_segmentation`, positions restart at 0 with each, and `targets_segmentation` has
+  the same number where the predicted token is trained and 0 elsewhere. What is trained goes by position, never by
+  token id.
+  """
 
   def assemble(self, rows: Sequence[int]) -> Batch:
     """The sequences of `rows`, int32 [len(rows), length] under each of BATCH_KEYS."""
@@ -90,14 +108,6 @@ class ExampleRows:
       example = self._examples[member]
       fill_example(batch, place, start, segment, example)
       start += len(example.tokens) - 1
-
-  def fingerprint(self) -> str:
-    """A digest of the examples, their rows and the pad id."""
-    digest = hashlib.blake2b(self._examples.fingerprint().encode(), digest_size=16)
-    digest.update(self._packed.examples.data)
-    digest.update(self._packed.offsets.data)
-    digest.update(f"{self._length} {self._pad_id}".encode())
-    return digest.hexdigest()
 
 
 class SyntheticRows:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import array
-import hashlib
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -11,7 +10,14 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from maxtext_posttrain.data.batches import BATCH_KEYS, PADDING_ROW, Batch, empty_batch, fill_example
+from maxtext_posttrain.data.batches import (
+  BATCH_KEYS,
+  PADDING_ROW,
+  Batch,
+  PackedExamples,
+  empty_batch,
+  fill_example,
+)
 from maxtext_posttrain.data.conversations import Conversation, UnusableRow
 from maxtext_posttrain.data.examples import (
   NOTHING_TRAINED,
@@ -23,7 +29,6 @@ from maxtext_posttrain.data.examples import (
   usable_rows,
 )
 from maxtext_posttrain.data.options import DataOptions
-from maxtext_posttrain.data.packing import PackedRows
 from maxtext_posttrain.data.preferences import EQUAL, to_preference
 from maxtext_posttrain.data.records import Row, describe_source, read_rows
 from maxtext_posttrain.data.report import DataReport
@@ -185,22 +190,16 @@ def _up_to_last_trained(ids: list[int], mask: list[bool]) -> tuple[list[int], li
   return ids[:end], mask[:end]
 
 
-class PairRows:
+class PairRows(PackedExamples):
   """Pairs in packed (or single) rows, each array int32 [rows, 2, length]: index 0 is chosen, 1 rejected.
+
+  Its examples are as `load_pairs` gives them, its rows of pairs.
 
   A pair takes as many positions as its longer half. Its halves begin at the same position and have the same number,
   from 1 on, in `inputs_segmentation`; otherwise each half is laid out as `ExampleRows` lays out a row.
   """
 
-  def __init__(self, examples: Examples, packed: PackedRows, length: int, pad_id: int):
-    """Takes the sequences as `load_pairs` gives them, which pairs share a row, a row's positions and the pad id."""
-    self._examples = examples
-    self._packed = packed
-    self._length = length
-    self._pad_id = pad_id
-
-  def __len__(self) -> int:
-    return len(self._packed)
+  layout = "pairs "
 
   def assemble(self, rows: Sequence[int]) -> Batch:
     """The sequences of `rows`, int32 [len(rows), 2, length] under each of BATCH_KEYS."""
@@ -215,14 +214,6 @@ class PairRows:
           fill_example(flat, HALVES * place + half, start, segment, example)
         start += max(len(example.tokens) for example in halves) - 1
     return {key: flat[key].reshape(len(rows), HALVES, self._length) for key in BATCH_KEYS}
-
-  def fingerprint(self) -> str:
-    """A digest of the pairs, their rows and the pad id."""
-    digest = hashlib.blake2b(self._examples.fingerprint().encode(), digest_size=16)
-    digest.update(self._packed.examples.data)
-    digest.update(self._packed.offsets.data)
-    digest.update(f"pairs {self._length} {self._pad_id}".encode())
-    return digest.hexdigest()
 
 
 def pair_positions(examples: Examples) -> npt.NDArray[np.int64]:
