@@ -42,9 +42,15 @@ NOT_ON_TPU = (
   " MaxTextVllmRollout does; set rollout_engine=native"
 )
 _CACHE_BLOCK = 128
+_MOST_CACHE = 4 << 30
+"""Bytes; sequences that do not fit wait for others to end."""
 _ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1"}
 """What is set where the user's environment does not: nothing is sent out."""
-_CPU_ENVIRONMENT = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCH_COMPILE_DISABLE": "1"}
+_CPU_ENVIRONMENT = {
+  "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+  "TORCH_COMPILE_DISABLE": "1",
+  "TORCH_CPP_LOG_LEVEL": "ERROR",
+}
 """On the CPU: vLLM's threads are bound to no core, and nothing is compiled, for which it would need a C++ compiler."""
 
 
@@ -66,6 +72,7 @@ class VllmEngine:
     platform: str = "cpu",
     max_context: int | None = None,
     max_batch: int = 64,
+    filters: bool = True,
     report: Callable[[str], None] = print,
   ):
     """Starts vLLM; its weights are random until `load`.
@@ -76,6 +83,8 @@ class VllmEngine:
       platform: of the devices that the model lies on.
       max_context: tokens of a prompt and its completion together; `max_target_length` where not given.
       max_batch: sequences generated at once, at most, unless `settings` say how many.
+      filters: calls may ask for top-k and top-p; takes vLLM's older model runner, whose sampler can be told to give
+        log-probabilities from before them.
       report: is told what was dropped of vLLM's arguments.
 
     Raises:
@@ -94,6 +103,7 @@ class VllmEngine:
     self.vocab_size = config.vocab_size
     self._config = config
     self._platform = platform
+    self._filters = filters
     self._dead: str | None = None
     architecture = from_maxtext(config)
     # vLLM's CPU kernels keep a packed copy of the head, which new weights of a tied table do not reach (0.31). Its
@@ -125,15 +135,19 @@ class VllmEngine:
 
   def _start(self, architecture: Architecture, settings: VllmSettings, report: Callable[[str], None]) -> Any:
     _set_environment(settings.show_log, on_cpu=self._platform == "cpu")
+    sampler: dict[str, Any] = {"logprobs_mode": "processed_logprobs"}
     try:
-      from vllm import LLM, EngineArgs  # pyright: ignore[reportMissingImports]
+      if self._filters:
+        os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
+        from maxtext_posttrain.rollout import vllm_logits
 
-      from maxtext_posttrain.rollout import vllm_logits
+        sampler = {"logprobs_mode": vllm_logits.MODE, "logits_processors": list(vllm_logits.PROCESSORS)}
+      from vllm import LLM, EngineArgs  # pyright: ignore[reportMissingImports]
     except Exception as error:
       raise GenerationError(f"vLLM {self.version} can't be imported: {_reason(error)}") from error
     if self._platform == "cpu":
       self._check_head(architecture.dimensions.head)
-    own = {
+    own: dict[str, Any] = {
       "model": str(self._folder),
       "skip_tokenizer_init": True,
       "generation_config": "vllm",
@@ -141,8 +155,7 @@ class VllmEngine:
       "dtype": self._dtype,
       "max_model_len": self.max_context,
       "enforce_eager": True,
-      "logprobs_mode": vllm_logits.MODE,
-      "logits_processors": list(vllm_logits.PROCESSORS),
+      **sampler,
       "trust_remote_code": settings.trust_remote_code,
       "max_num_seqs": self.max_batch,
       "disable_log_stats": True,
@@ -220,6 +233,8 @@ class VllmEngine:
       raise GenerationError(f"temperature is {options.temperature}: vLLM takes 0 or at least {LEAST_VLLM_TEMPERATURE}")
     if not options.tempered_log_probs and options.temperature not in (0.0, 1.0):
       raise GenerationError("vLLM gives log-probabilities at the temperature it samples at; ask for tempered_log_probs")
+    if (options.top_k > 0 or options.top_p < 1) and not self._filters:
+      raise GenerationError("this vLLM engine was made for sampling without top-k and top-p; make one with filters")
     requests = make_requests(prompts, options, vocab_size=self.vocab_size, max_context=self.max_context)
     try:
       # What an earlier call left in the cache would be read again, computed in other batches than this one.
@@ -299,10 +314,12 @@ def first_stop(tokens: Sequence[int], sequences: Sequence[Sequence[int]]) -> int
 
 
 def _cache_bytes(architecture: Architecture, max_context: int, max_batch: int, size: int) -> int:
-  """Room for the keys and values of as many sequences as are generated at once, in whole blocks."""
+  """Room for the keys and values of the sequences that are generated at once, in whole blocks."""
   dimensions = architecture.dimensions
-  blocks = max_batch * -(-max_context // _CACHE_BLOCK) + 1
-  return blocks * _CACHE_BLOCK * dimensions.layers * 2 * dimensions.kv_heads * dimensions.head * size
+  block = _CACHE_BLOCK * dimensions.layers * 2 * dimensions.kv_heads * dimensions.head * size
+  sequence = -(-max_context // _CACHE_BLOCK) * block
+  # One block is vLLM's own.
+  return block + min(max_batch * sequence, max(sequence, _MOST_CACHE))
 
 
 def _set_environment(show_log: bool, *, on_cpu: bool) -> None:

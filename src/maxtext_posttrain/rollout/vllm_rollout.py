@@ -9,12 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from tunix.rl.rollout import base_rollout
 
 from maxtext_posttrain.errors import GenerationError
 from maxtext_posttrain.rollout.options import Completion, SamplingOptions
 from maxtext_posttrain.rollout.tunix_rollout import MaxTextRollout
 from maxtext_posttrain.rollout.vllm_engine import VllmEngine
 from maxtext_posttrain.rollout.vllm_settings import VllmSettings
+from maxtext_posttrain.rollout.weights import model_weights
 
 TOLERANCE = {True: 1e-3, False: 0.1}
 """How far log-probabilities may be from the trainer's: in float32, and in bfloat16."""
@@ -39,6 +41,7 @@ class VllmRollout(MaxTextRollout):
     *,
     tokenizer: Any,
     settings: VllmSettings,
+    rollout_config: base_rollout.RolloutConfig,
     max_batch: int = 64,
     report: Callable[[str], None] = print,
     **parts: Any,
@@ -48,6 +51,7 @@ class VllmRollout(MaxTextRollout):
     Args:
       tokenizer: Tunix's adapter, which is left unused.
       settings: how vLLM is set up.
+      rollout_config: as `MaxTextRollout`'s; calls may filter by top-k or top-p where it does.
       max_batch: completions generated at once, at most, unless `settings` say how many.
       report: is told what vLLM was not given, and what checks found, a line each.
       **parts: see `MaxTextRollout`.
@@ -56,12 +60,18 @@ class VllmRollout(MaxTextRollout):
       ConfigError, GenerationError, ModelError: see `VllmEngine`.
     """
     del tokenizer
-    super().__init__(**parts)
+    if jax.process_count() > 1:
+      raise GenerationError(
+        f"rollout_engine=vllm: runs in one process, and this run has {jax.process_count()}; set rollout_engine=native"
+      )
+    super().__init__(rollout_config=rollout_config, **parts)
+    sampling = self._sampling(rollout_config)
     self._engine = VllmEngine(
       self._maxtext,
       settings=settings,
       platform=self._mesh.devices.flat[0].platform,
       max_batch=max_batch,
+      filters=sampling.top_k > 0 or sampling.top_p < 1,
       report=report,
     )
     self._period = settings.check_period
@@ -92,7 +102,7 @@ class VllmRollout(MaxTextRollout):
       self.check()
 
   def check(self) -> float:
-    """Compares greedy log-probabilities with the trainer's, with the weights of the last `update_params`.
+    """Compares greedy log-probabilities with the trainer's, by the weights of the last `update_params` or the model's.
 
     Returns:
       The largest difference.
@@ -100,8 +110,7 @@ class VllmRollout(MaxTextRollout):
     Raises:
       GenerationError: it is above `TOLERANCE`.
     """
-    if not self._loaded:
-      raise GenerationError("vLLM has no weights yet to be checked: update_params comes first")
+    self._have_weights()
     prompts = self._check_prompts()
     room = self._engine.max_context - prompts.shape[1]
     completions = self._engine.generate(prompts.tolist(), SamplingOptions(min(_NEW_TOKENS, room), temperature=0.0))
@@ -113,7 +122,7 @@ class VllmRollout(MaxTextRollout):
       raise GenerationError(
         f"vLLM {self._engine.version}: greedy log-probabilities are up to {gap:.2g} from the trainer's, more than"
         f" {limit:g}: it computes another model, or less exactly (matmul_precision=highest makes the trainer exact);"
-        " use rollout_engine=native"
+        " set rollout_engine=native"
       )
     self._report(f"vLLM {self._engine.version}: greedy log-probabilities are within {gap:.1e} of the trainer's")
     return gap
@@ -127,7 +136,12 @@ class VllmRollout(MaxTextRollout):
     # One above from the pad on, so that it is never drawn.
     return drawn + (drawn >= self.pad_id()) if 0 <= self.pad_id() < self._engine.vocab_size else drawn
 
+  def _have_weights(self) -> None:
+    if not self._loaded:
+      self.update_params(model_weights(self._model))
+
   def _complete(self, prompts: Sequence[Sequence[int]], options: SamplingOptions) -> list[Completion]:
+    self._have_weights()
     return self._engine.generate(prompts, options)
 
   def close(self) -> None:
