@@ -85,7 +85,7 @@ benchmark-sft: $(STAMP) ## our SFT step against MaxText's own, five pairs
 	$(PYTHON) benchmarks/sft_step.py
 
 benchmark-trl: $(STAMP) $(TORCH_STAMP) ## our SFT step against TRL's SFTTrainer at SmolLM2's shape, three pairs
-	$(PYTHON) benchmarks/sft_step.py --rivals trl --model smollm2-shape --pairs 3
+	$(PYTHON) benchmarks/sft_step.py --rivals trl --model smollm2-shape --pairs 3 --steps 8 scan_layers=false
 
 benchmark-distill: $(STAMP) $(TORCH_STAMP) ## our distillation step against TRL's GKDTrainer, three pairs
 	$(PYTHON) benchmarks/distillation_step.py

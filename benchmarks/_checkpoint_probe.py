@@ -73,7 +73,7 @@ class _Ours:
     self._manager.wait_until_finished()
 
   def restore(self, step: int) -> Any:
-    self._manager.maybe_restore(self._model, self._optimizer, step)
+    self._manager.maybe_restore(self._model, self._optimizer, step, release=True)
     return nnx.state((self._model, self._optimizer))
 
 

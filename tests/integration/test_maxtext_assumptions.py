@@ -12,6 +12,7 @@ import pytest
 from flax import nnx
 from maxtext.common import checkpointing, train_state_nnx
 from maxtext.configs import pyconfig
+from maxtext.trainers.post_train.distillation import distillation_utils
 from maxtext.trainers.pre_train import train as pre_train
 from orbax.checkpoint import v1 as ocp
 from tunix.sft import checkpoint_manager, peft_trainer
@@ -123,3 +124,10 @@ def test_orbax_has_what_the_manager_calls():
   for name in ("save_checkpointables_async", "should_save", "is_saving_in_progress", "wait", "close", "checkpoints"):
     assert hasattr(ocp.training.Checkpointer, name)
   assert hasattr(ocp.Context().memory, "transfer_concurrent_bytes")
+
+
+def test_maxtexts_own_distillation_can_not_start_on_this_tunix():
+  # So the distillation benchmark compares with TRL's; where this fails, it can compare with MaxText's.
+  manager = distillation_utils.MaxTextCheckpointManager(None, None, None)
+  with pytest.raises(AttributeError, match="_checkpointer"):
+    manager.maybe_restore(None)

@@ -220,6 +220,8 @@ def test_inspect_of_both_layouts_and_the_commands_it_names(
   assert f"run_name={converted.name}" in after.out
   assert f"load_full_state_path={converted}/checkpoints/{STEP}/items" in after.out
   assert "base_emb_dim=32" in after.out
+  for command in ("generate", "eval", "export"):
+    assert f"posttrain {command} {converted}" in after.out
 
 
 def test_convert_refuses_what_does_not_fit(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 import orbax.checkpoint as ocp_v0
 from etils import epath
 from flax import nnx
@@ -203,8 +205,18 @@ class MaxTextLayoutCheckpointManager(tunix_checkpoint_manager.CheckpointManager)
     optimizer: nnx.Optimizer | None = None,
     step: int | None = None,
     restore_only_lora_params: bool = False,
+    *,
+    release: bool = False,
   ) -> tuple[int, dict[str, Any]]:
     """Restores `model` and `optimizer` in place from the newest checkpoint, or from `step`.
+
+    Args:
+      model: the live model, bare or behind the adapter.
+      optimizer: its optimizer; without it only weights and `nnx_aux` are read.
+      step: None for the newest.
+      restore_only_lora_params: not for full training; with an adapter nothing else is read anyway.
+      release: give back the memory of what is replaced before its replacement is read, so that the two are not held at
+        once. A read that then fails leaves a model without arrays; so not where an older checkpoint is to be tried.
 
     Returns:
       The number of updates made and the step's metadata; `(0, {})` where there is no checkpoint.
@@ -219,7 +231,8 @@ class MaxTextLayoutCheckpointManager(tunix_checkpoint_manager.CheckpointManager)
     for index, candidate in enumerate(candidates):
       path = self._step_path(candidate)
       try:
-        return self.restore_path(str(path), model, optimizer)
+        released = release and not self._storage.restore_fallback
+        return self.restore_path(str(path), model, optimizer, release=released)
       except DamagedCheckpointError as error:
         older = candidates[index + 1] if index + 1 < len(candidates) else None
         if self._storage.restore_fallback and older is not None:
@@ -248,7 +261,7 @@ class MaxTextLayoutCheckpointManager(tunix_checkpoint_manager.CheckpointManager)
     return place
 
   def restore_path(
-    self, path: str, model: nnx.Module, optimizer: nnx.Optimizer | None = None
+    self, path: str, model: nnx.Module, optimizer: nnx.Optimizer | None = None, *, release: bool = False
   ) -> tuple[int, dict[str, Any]]:
     """Restores in place from any step's folder, in MaxText's layout or Tunix's; see `maybe_restore`."""
     start = time.perf_counter()
@@ -256,7 +269,9 @@ class MaxTextLayoutCheckpointManager(tunix_checkpoint_manager.CheckpointManager)
     live, plan, target = self._plan(model, optimizer)
     restored = None
     if optimizer is not None:
-      restored = reader.read_fitting_train_state(root, target.state, self._storage.context)
+      flat = layout.flatten_state(live)
+      replaced = functools.partial(_release, [flat[path] for path in plan.moved.values()]) if release else _keep
+      restored = reader.read_fitting_train_state(root, target.state, self._storage.context, replaced)
     if restored is not None:
       self._check_adapter(root, restored.custom_metadata)
     else:
@@ -281,7 +296,7 @@ class MaxTextLayoutCheckpointManager(tunix_checkpoint_manager.CheckpointManager)
     logger.info("restored %s in %.1f s", root, time.perf_counter() - start)
     return restored.updates, dict(restored.custom_metadata)
 
-  def load_parameters(self, path: str, model: nnx.Module) -> None:
+  def load_parameters(self, path: str, model: nnx.Module, *, release: bool = False) -> None:
     """Loads the weights alone into `model`, as `load_parameters_path` means it; works for a disabled manager too.
 
     A manager of an adapter loads the adapter's, as `lora.lora_restore_path` means it.
@@ -289,6 +304,7 @@ class MaxTextLayoutCheckpointManager(tunix_checkpoint_manager.CheckpointManager)
     Args:
       path: a step's folder, its `items`, or Tunix's `model_params`.
       model: the live model.
+      release: see `maybe_restore`.
 
     Raises:
       CheckpointError: no checkpoint is there, it is damaged, or it does not fit the model.
@@ -296,7 +312,9 @@ class MaxTextLayoutCheckpointManager(tunix_checkpoint_manager.CheckpointManager)
     stored = describe_checkpoint(path)
     self._check_adapter(stored.root, stored.custom_metadata)
     live, plan, target = self._plan(model, None)
-    restored = reader.read_parameters(stored, target.state, self._storage.context)
+    weights = jax.tree.leaves(nnx.filter_state(live, nnx.Param))
+    replaced = functools.partial(_release, weights) if release else _keep
+    restored = reader.read_parameters(stored, target.state, self._storage.context, replaced)
     nnx.update(model, layout.from_pretraining(plan, restored.leaves, live)["model"])
 
   def restore_data_position(self, step: int | None = None) -> bool:
@@ -382,6 +400,17 @@ class MaxTextLayoutCheckpointManager(tunix_checkpoint_manager.CheckpointManager)
     record.check_same(self._adapter, where)
 
 
+def _keep() -> None:
+  """Leaves what is to be replaced where it is."""
+
+
+def _release(leaves: Sequence[Any]) -> None:
+  """Gives back the memory of floating arrays; their shapes, dtypes and shardings can still be asked for."""
+  for leaf in leaves:
+    if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.ndim:
+      leaf.delete()
+
+
 def _without_base(state: nnx.State) -> nnx.State:
   """A train state without the frozen parameters of its model."""
   kept = nnx.filter_state(state["model"], nnx.Any(nnx.LoRAParam, nnx.Not(nnx.Param)))
@@ -448,7 +477,9 @@ def install(
   )
   manager.data_iterator = data_iterator
   trainer.checkpoint_manager = manager
-  trainer._train_steps, trainer._restored_custom_metadata = manager.maybe_restore(trainer.model, trainer.optimizer)
+  trainer._train_steps, trainer._restored_custom_metadata = manager.maybe_restore(
+    trainer.model, trainer.optimizer, release=True
+  )
   trainer._iter_steps = trainer._train_steps * accumulation
   return manager
 

@@ -60,7 +60,10 @@ class RestoredState:
 
 
 def read_fitting_train_state(
-  root: epath.Path, target: nnx.State, make_context: Callable[[], ocp.Context]
+  root: epath.Path,
+  target: nnx.State,
+  make_context: Callable[[], ocp.Context],
+  before_reading: Callable[[], None] = lambda: None,
 ) -> RestoredState | None:
   """Reads a step in MaxText's layout that holds exactly what `target` asks for, without a look at its arrays before.
 
@@ -71,6 +74,7 @@ def read_fitting_train_state(
     root: the step's folder.
     target: see `read_train_state`.
     make_context: see `read_train_state`.
+    before_reading: called once it is known that the step holds all that is asked for, before its arrays are read.
 
   Returns:
     None where it is not so, whatever the reason: `read_train_state` finds that, and says it or makes do.
@@ -85,6 +89,7 @@ def read_fitting_train_state(
     asked = {tuple(map(str, path)): leaf for path, leaf in flatten_tree(wanted).items()}
     if asked.keys() != written.keys() or not all(_was_written(leaf, written[path]) for path, leaf in asked.items()):
       return None
+    before_reading()
     with context:
       items = ocp.load_checkpointables(root, {ITEMS: wanted})[ITEMS]
   except Exception:  # As in `_load`; what it means is said there.
@@ -99,6 +104,7 @@ def read_train_state(
   make_context: Callable[[], ocp.Context],
   *,
   with_optimizer: bool = True,
+  before_reading: Callable[[], None] = lambda: None,
 ) -> RestoredState:
   """Reads what `target`, pre-training's abstract state, asks for; weights must all be there.
 
@@ -108,26 +114,38 @@ def read_train_state(
     target_opt_state: the optimizer part with optax's own types; None without an optimizer.
     make_context: a fresh Orbax context with the run's storage options and partial loading.
     with_optimizer: False reads weights and `nnx_aux` only.
+    before_reading: called once it is known that the step holds the weights that are asked for, before any is read.
 
   Raises:
     CheckpointError: paths or shapes that do not fit, each named.
     DamagedCheckpointError: files are missing or broken.
   """
   if stored.layout == "tunix":
-    return _read_tunix(stored, target, target_opt_state, make_context, with_optimizer=with_optimizer)
-  return _read_items(stored, target, make_context, with_optimizer=with_optimizer)
+    return _read_tunix(
+      stored, target, target_opt_state, make_context, with_optimizer=with_optimizer, before_reading=before_reading
+    )
+  return _read_items(stored, target, make_context, with_optimizer=with_optimizer, before_reading=before_reading)
 
 
 def read_parameters(
-  stored: StoredCheckpoint, target: nnx.State, make_context: Callable[[], ocp.Context]
+  stored: StoredCheckpoint,
+  target: nnx.State,
+  make_context: Callable[[], ocp.Context],
+  before_reading: Callable[[], None] = lambda: None,
 ) -> RestoredState:
   """Reads the weights only, as `load_parameters_path` means it."""
   params, _, _ = maxtext_api.split_for_checkpoint(target)
-  return read_train_state(stored, nnx.State({"model": params["model"]}), None, make_context, with_optimizer=False)
+  weights = nnx.State({"model": params["model"]})
+  return read_train_state(stored, weights, None, make_context, with_optimizer=False, before_reading=before_reading)
 
 
 def _read_items(
-  stored: StoredCheckpoint, target: nnx.State, make_context: Callable[[], ocp.Context], *, with_optimizer: bool
+  stored: StoredCheckpoint,
+  target: nnx.State,
+  make_context: Callable[[], ocp.Context],
+  *,
+  with_optimizer: bool,
+  before_reading: Callable[[], None],
 ) -> RestoredState:
   wanted = maxtext_api.to_checkpoint_dict(jax.tree.map(_abstract, target))
   have = stored.arrays()
@@ -146,6 +164,7 @@ def _read_items(
     if not wanted["nnx_aux"]:
       wanted.pop("nnx_aux")
   _raise_on_mismatch(stored, flatten_tree(wanted), have, sections=set(wanted) - {"nnx_aux"})
+  before_reading()
   restored = _load(stored, {ITEMS: wanted}, make_context)[ITEMS]
   leaves = _leaves_from_items(restored)
   updates = int(restored["step"]) if "step" in restored else _step_of_folder(stored)
@@ -181,6 +200,7 @@ def _read_tunix(
   make_context: Callable[[], ocp.Context],
   *,
   with_optimizer: bool,
+  before_reading: Callable[[], None],
 ) -> RestoredState:
   params_state, aux_state, _ = maxtext_api.split_for_checkpoint(target)
   target_flat = layout.flatten_state(target)
@@ -227,6 +247,7 @@ def _read_tunix(
     item: _boxed_request(stored.trees[item], {source: target_flat[path] for path, source in paths.items()})
     for item, paths in sources.items()
   }
+  before_reading()
   loaded = {
     item: {tuple(map(_digit, path)): leaf for path, leaf in flatten_tree(tunix_layout.unbox(tree)).items()}
     for item, tree in _load(stored, requests, make_context).items()

@@ -14,8 +14,7 @@ from maxtext_posttrain.rollout.options import SamplingOptions
 
 if TYPE_CHECKING:
   from maxtext_posttrain.models.loading import LoadedModel
-  from maxtext_posttrain.rollout.native import NativeEngine
-  from maxtext_posttrain.tokenizers import Tokenizer
+  from maxtext_posttrain.rollout.text import Message
 
 _DESCRIPTION = """\
 Completes each --prompt with a model, by default greedily; without --prompt, a chat: a line is the user's turn, the end
@@ -83,55 +82,34 @@ def _sampling(options: argparse.Namespace) -> SamplingOptions:
 
 
 class _Session:
-  """A loaded model with its engine and what was asked of it."""
+  """A loaded model and what was asked of it."""
 
   def __init__(self, loaded: LoadedModel, options: argparse.Namespace, sampling: SamplingOptions):
-    import dataclasses
+    from maxtext_posttrain.rollout.chat import ChatModel
 
-    from maxtext_posttrain.rollout.native import NativeEngine
-    from maxtext_posttrain.rollout.text import chat_stops, stop_tokens
-
-    if loaded.tokenizer is None:
-      raise ConfigError(
-        f"{loaded.source.config} names no tokenizer: prompts need one; give tokenizer_path=… and tokenizer_type=…,"
-        " and dataset_type=hf hf_path=json where it says synthetic"
-      )
     self._options = options
-    self._tokenizer: Tokenizer = loaded.tokenizer
-    stops = stop_tokens(self._tokenizer, options.stop, chat=not options.raw)
-    self._end, sequences = (None, ()) if options.raw else chat_stops(self._tokenizer)
-    self._sampling = dataclasses.replace(
-      sampling,
-      stop_token_ids=tuple(token for token in stops if token < loaded.maxtext.vocab_size),
-      stop_sequences=sequences,
-    )
-    self._engine: NativeEngine = NativeEngine(loaded.maxtext, loaded.mesh, loaded.model)
+    self._sampling = sampling
+    self._model = ChatModel(loaded, raw=options.raw, stops=options.stop)
 
   def complete(self, texts: Sequence[str]) -> None:
     """Prints the completions of each text, under a heading where there are several."""
-    from maxtext_posttrain.rollout.text import chat_prompt, completion_text, raw_prompt
-
-    if self._options.raw:
-      prompts = [raw_prompt(self._tokenizer, text) for text in texts]
-    else:
-      prompts = [chat_prompt(self._tokenizer, [*self._system(), _turn("user", text)]) for text in texts]
-    completions = self._engine.generate(prompts, self._sampling)
+    answers = self._model.answer(texts, self._sampling, system=self._options.system)
     samples = self._sampling.n
-    for number, completion in enumerate(completions):
+    for number, answer in enumerate(answers):
       prompt, sample = divmod(number, samples)
-      text = completion_text(self._tokenizer, completion, self._end)
       if self._options.json:
+        completion = answer.completion
         ids = {"token_ids": completion.token_ids, "log_probs": completion.log_probs}
-        fields = {"prompt": texts[prompt], "sample": sample, "completion": text, **ids}
+        fields = {"prompt": texts[prompt], "sample": sample, "completion": answer.text, **ids}
         print(json.dumps({**fields, "finish_reason": completion.finish_reason}, ensure_ascii=False))
         continue
-      if len(completions) > 1:
+      if len(answers) > 1:
         print(f"--- prompt {prompt + 1} of {len(texts)}" + (f", sample {sample + 1}" if samples > 1 else ""))
-      print(text, flush=True)
+      print(answer.text, flush=True)
 
   def chat(self, lines: Iterable[str]) -> None:
     """Answers the lines one by one, each after all that was said before it."""
-    from maxtext_posttrain.rollout.text import chat_prompt, completion_text
+    from maxtext_posttrain.rollout.chat import turn
 
     messages = self._system()
     self._ask()
@@ -142,20 +120,15 @@ class _Session:
       if text == "/reset":
         messages = self._system()
       elif text:
-        messages.append(_turn("user", text))
-        completion = self._engine.generate([chat_prompt(self._tokenizer, messages)], self._sampling)[0]
-        answer = completion_text(self._tokenizer, completion, self._end)
-        messages.append(_turn("assistant", answer))
-        print(answer, flush=True)
+        messages.append(turn("user", text))
+        answer = self._model.reply(messages, self._sampling)
+        messages.append(turn("assistant", answer.text))
+        print(answer.text, flush=True)
       self._ask()
 
   def _ask(self) -> None:
     if sys.stdin.isatty():
       print("> ", end="", file=sys.stderr, flush=True)
 
-  def _system(self) -> list[dict[str, str]]:
-    return [] if self._options.system is None else [_turn("system", self._options.system)]
-
-
-def _turn(role: str, content: str) -> dict[str, str]:
-  return {"role": role, "content": content}
+  def _system(self) -> list[Message]:
+    return [] if self._options.system is None else [{"role": "system", "content": self._options.system}]

@@ -9,7 +9,6 @@ from typing import Any
 
 from maxtext_posttrain.checkpointing.diagnosis import FULL_STATE, PARAMETERS, RUN_NAME
 from maxtext_posttrain.checkpointing.inspection import Inspection
-from maxtext_posttrain.commands import TOOLS
 from maxtext_posttrain.config.saved import MODEL_CONFIG, RUN_CONFIG
 from maxtext_posttrain.errors import ConfigError
 from maxtext_posttrain.handback import PRETRAINING_MODULE, Way, base_config, pretraining_arguments
@@ -52,9 +51,8 @@ def _commands(inspection: Inspection) -> Iterator[tuple[str, str]]:
     "export": shlex.quote(f"{path}-hf"),
   }
   for name, arguments in tools.items():
-    if name in TOOLS:
-      command = f"{shlex.join(['posttrain', name, path])} {arguments}"
-      yield name, command if config is not None else f"{command} --config <its YAML>"
+    command = f"{shlex.join(['posttrain', name, path])} {arguments}"
+    yield name, command if config is not None else f"{command} --config <its YAML>"
 
 
 def _adapter_commands(inspection: Inspection, root: str, config: Path | None) -> Iterator[tuple[str, str]]:

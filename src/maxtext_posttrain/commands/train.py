@@ -74,12 +74,21 @@ def run_trainer(trainer: Trainer, arguments: Sequence[str]) -> int:
   if "--print-config" in parsed.options:
     print(describe_config(config))
     return 0
+  return run_configured(trainer, config, dry_run="--dry-run" in parsed.options)
+
+
+def run_configured(trainer: Trainer, config: Config, *, dry_run: bool = False) -> int:
+  """Runs a trainer as configured; returns the exit code.
+
+  Raises:
+    PostTrainError: one line on what ended the run.
+  """
   prepared = run_ahead(functools.partial(_prepare, trainer, config))
   with quiet_imports(show=config.maxtext_log):
     from maxtext_posttrain.trainers import base
 
     objective = _named(trainer.objective)()
-  return base.run(objective, config, dry_run="--dry-run" in parsed.options, prepared=prepared)
+  return base.run(objective, config, dry_run=dry_run, prepared=prepared)
 
 
 def _prepare(trainer: Trainer, config: Config) -> PreparedData:

@@ -191,6 +191,11 @@ class Checks:
         f"{self._at('warmup_steps_fraction')}: with wsd_decay_steps_fraction={plain(decay)} the warmup and the decay"
         " take more than the whole schedule; their sum must be at most 1"
       )
+    if self._value("num_vocab_tiling") > 1:
+      whole = [name for name in ("quantization", "parameter_memory_host_offload") if self._value(name)]
+      whole += ["shard_mode"] * (self._value("shard_mode") == "explicit")
+      for name in whole:
+        yield f"{self._at('num_vocab_tiling')}: with {name} the output head can't be applied in parts; set it to 1"
     queries, keys = self._value("base_num_query_heads"), self._value("base_num_kv_heads")
     if keys > 0 and queries % keys:
       yield f"{self._at('base_num_query_heads')}: must be a multiple of base_num_kv_heads={keys}"

@@ -367,11 +367,11 @@ class Session:
         print("this checkpoint holds no data position: the data starts from its beginning", flush=True)
     elif self.adapter is not None:
       if mt.lora.lora_restore_path:
-        manager.load_parameters(mt.lora.lora_restore_path, model)
+        manager.load_parameters(mt.lora.lora_restore_path, model, release=True)
     elif mt.load_parameters_path:
-      manager.load_parameters(mt.load_parameters_path, model)
+      manager.load_parameters(mt.load_parameters_path, model, release=True)
     elif mt.load_full_state_path:
-      trainer._train_steps, _ = manager.restore_path(mt.load_full_state_path, model, trainer.optimizer)
+      trainer._train_steps, _ = manager.restore_path(mt.load_full_state_path, model, trainer.optimizer, release=True)
     self._place_state(trainer)
     return trainer, batches, manager
 

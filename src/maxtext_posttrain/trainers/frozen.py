@@ -65,6 +65,7 @@ class FrozenModels:
       model = maxtext_api.init_model(frozen.maxtext, pretraining, self._mesh)
       items = frozen.items if frozen.items is not None else start()
       if items is not None:
-        MaxTextLayoutCheckpointManager(None, None, config, target=pretraining).load_parameters(items, model)
+        loader = MaxTextLayoutCheckpointManager(None, None, config, target=pretraining)
+        loader.load_parameters(items, model, release=True)
       states[name] = nnx.state(model, _STATE)
     return states

@@ -48,6 +48,40 @@ def build(model_name: str, wrapper: str, optimizer_name: str = "adamw", *, adapt
   return model, nnx.Optimizer(model, toys.WRAPPERS[wrapper](optimizer_name), wrt=nnx.Param)
 
 
+@pytest.mark.parametrize("wrapper", ["bare", "clipped_accumulated"])
+def test_what_is_replaced_is_released_before_it_is_read(tmp_path: Path, wrapper: str, monkeypatch: pytest.MonkeyPatch):
+  model, optimizer = build("plain", wrapper)
+  toys.train(model, optimizer, 2)
+  before = toys.leaves(model, optimizer)
+  manager = MaxTextLayoutCheckpointManager(str(tmp_path / "c"))
+  manager.save(1, model, optimizer, force=True)
+  manager.wait_until_finished()
+  deleted_at_read: list[int] = []
+  old: list[jax.Array] = []
+  load = ocp.load_checkpointables
+
+  def counting(*args, **kwargs):
+    deleted_at_read.append(sum(leaf.is_deleted() for leaf in old))
+    return load(*args, **kwargs)
+
+  monkeypatch.setattr(ocp, "load_checkpointables", counting)
+  fresh, fresh_optimizer = build("plain", wrapper, seed=9)
+  weights = len(jax.tree.leaves(nnx.state(fresh, nnx.Param)))
+  old = jax.tree.leaves(nnx.state((fresh, fresh_optimizer)))
+  assert manager.maybe_restore(fresh, fresh_optimizer, release=True)[0] == 1
+  # Weights and both moments; an accumulation's sums are no part of a checkpoint and stay.
+  assert deleted_at_read == [3 * weights]
+  toys.assert_same_leaves(toys.leaves(fresh, fresh_optimizer), before)
+
+  again, _ = build("plain", wrapper, seed=9)
+  old = jax.tree.leaves(nnx.state(again))
+  manager.load_parameters(str(tmp_path / "c" / "1"), again, release=True)
+  assert deleted_at_read[1:] == [weights]
+  same = (jax.tree.leaves(nnx.state(node, nnx.Param)) for node in (again, model))
+  assert all(np.array_equal(loaded, trained) for loaded, trained in zip(*same, strict=True))
+  manager.close()
+
+
 @pytest.mark.parametrize("model_name", toys.MODELS)
 @pytest.mark.parametrize("adapter", [False, True], ids=["bare", "adapter"])
 @pytest.mark.parametrize("wrapper", ["bare", "clipped", "clipped_accumulated"])

@@ -303,6 +303,24 @@ CASES = [
     "wsd_decay_steps_fraction=0.5",
   ),
   cli_arg(
+    "head in parts, quantised",
+    "num_vocab_tiling=2: with quantization the output head can't be applied in parts; set it to 1",
+    "num_vocab_tiling=2",
+    "quantization=int8",
+  ),
+  cli_arg(
+    "head in parts, offloaded",
+    "num_vocab_tiling=2: with parameter_memory_host_offload the output head can't be applied in parts; set it to 1",
+    "num_vocab_tiling=2",
+    "parameter_memory_host_offload=true",
+  ),
+  cli_arg(
+    "head in parts, explicit sharding",
+    "num_vocab_tiling=2: with shard_mode the output head can't be applied in parts; set it to 1",
+    "num_vocab_tiling=2",
+    "shard_mode=explicit",
+  ),
+  cli_arg(
     "run_name leads out", "run_name=../x: must not lead out of base_output_directory; use a plain name", "run_name=../x"
   ),
   cli_arg(
