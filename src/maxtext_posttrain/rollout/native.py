@@ -26,7 +26,7 @@ from maxtext_posttrain.performance import compiler_options
 from maxtext_posttrain.rollout import sampling
 from maxtext_posttrain.rollout.options import Completion, SamplingOptions
 from maxtext_posttrain.rollout.requests import Request, make_requests
-from maxtext_posttrain.rollout.weights import LayerSplitter, Path, by_path, model_weights
+from maxtext_posttrain.rollout.weights import LayerSplitter, Path, by_path, model_weights, placeholder
 
 _SMALLEST_LENGTH = 16
 _STOPS = 8
@@ -163,7 +163,7 @@ class NativeEngine:
     self.programs += 1
     batch, longest_stop = wave.prompts.shape[0], wave.stops.shape[1]
     # Dropout is off: what would be drawn is never read.
-    drawn = jax.tree.map(_zeros, self._drawn)
+    drawn = jax.tree.map(placeholder, self._drawn)
     apart = self._split_layers(weights)
     variables = nnx.map_state(lambda path, variable: variable.replace(apart[tuple(path)]), self._weights)
     model = nnx.merge(self._graphdef, drawn, variables, copy=True)
@@ -250,12 +250,6 @@ class _State:
   tokens: jax.Array
   log_probs: jax.Array
   caches: Any
-
-
-def _zeros(leaf: jax.ShapeDtypeStruct) -> jax.Array:
-  if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-    return jax.random.key(0)
-  return jnp.zeros(leaf.shape, leaf.dtype)
 
 
 def _stops(sequences: Sequence[Sequence[int]]) -> np.ndarray:

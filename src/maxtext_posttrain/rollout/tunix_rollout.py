@@ -25,7 +25,7 @@ from maxtext_posttrain.maxtext_api import MaxTextConfig
 from maxtext_posttrain.rollout.native import NativeEngine
 from maxtext_posttrain.rollout.options import Completion, SamplingOptions
 from maxtext_posttrain.rollout.text import WrittenEnd, completion_text
-from maxtext_posttrain.rollout.weights import model_weights, weights_of
+from maxtext_posttrain.rollout.weights import model_weights, placeholder, weights_of
 from maxtext_posttrain.tokenizers import Tokenizer
 
 
@@ -51,7 +51,7 @@ class MaxTextRollout(base_rollout.BaseRollout, abc.ABC):
     """Takes the parts.
 
     Args:
-      rollout_actor: the live MaxText model.
+      rollout_actor: the live MaxText model, or an abstract one whose weights come with `update_params`.
       mesh: the devices the model lies on.
       rollout_config: the tokens that end a completion (`eos_tokens`), unless a call brings its own.
       maxtext: the model's configuration.
@@ -144,6 +144,8 @@ class MaxTextRollout(base_rollout.BaseRollout, abc.ABC):
     weights = self._weights
     if weights is not None:
       state = nnx.merge_state(state, weights)
+    # An abstract model's rng keys: nothing is drawn.
+    state = jax.tree.map(lambda leaf: placeholder(leaf) if isinstance(leaf, jax.ShapeDtypeStruct) else leaf, state)
     with maxtext_api.mesh_context(self._maxtext, self._mesh):
       return self._compiled_log_probs(graphdef, state, jnp.asarray(prompt_tokens), jnp.asarray(completion_tokens))
 

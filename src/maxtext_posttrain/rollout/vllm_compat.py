@@ -143,8 +143,8 @@ class DataParallelPatch:
 
   name = "vllm.config.VllmConfig.with_hf_config"
 
-  def __init__(self, config: type, model_config: type, manager: type | None):
-    """Takes vLLM's `VllmConfig` and `ModelConfig`, and tpu-inference's `ShardingConfigManager` where it has one."""
+  def __init__(self, config: Any, model_config: type, manager: Any):
+    """Takes vLLM's `VllmConfig` and `ModelConfig`, and tpu-inference's `ShardingConfigManager`, None where it has none."""
     self._config = config
     self._model_config = model_config
     self._manager = manager
@@ -266,7 +266,7 @@ def _data_parallelism(config: Any) -> Iterator[None]:
     parallel.data_parallel_size = found
 
 
-def _sharding_config_manager() -> type | None:
+def _sharding_config_manager() -> Any:
   for name in ("tpu_inference.layers.common.sharding", "tpu_inference.layers.jax.sharding"):
     with contextlib.suppress(ImportError, AttributeError):
       return importlib.import_module(name).ShardingConfigManager
