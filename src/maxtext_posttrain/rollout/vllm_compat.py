@@ -144,7 +144,7 @@ class DataParallelPatch:
   name = "vllm.config.VllmConfig.with_hf_config"
 
   def __init__(self, config: Any, model_config: type, manager: Any):
-    """Takes vLLM's `VllmConfig` and `ModelConfig`, and tpu-inference's `ShardingConfigManager`, None where it has none."""
+    """Takes vLLM's `VllmConfig` and `ModelConfig`, and tpu-inference's `ShardingConfigManager` or None."""
     self._config = config
     self._model_config = model_config
     self._manager = manager
