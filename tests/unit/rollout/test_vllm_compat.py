@@ -190,6 +190,14 @@ def test_a_rebuilt_configuration_keeps_what_was_set_at_run_time(utils: ModuleTyp
     assert not hasattr(utils.replace(make(8, kind=Rebuilt)), "sharding_config")
 
 
+def test_what_was_found_is_there_again_where_no_check_sets_it(utils: ModuleType):
+  config = make(1, kind=Rebuilt)
+  assert vllm_compat.original_data_parallelism(config) == 8
+  with patched(patches(utils)):
+    config.with_hf_config("other")
+  assert config.parallel_config.data_parallel_size == 1
+
+
 def test_only_the_known_fields_are_tolerated_and_everywhere(utils: ModuleType):
   importer = sys.modules["vllm_importer"]
   original = utils.is_init_field
