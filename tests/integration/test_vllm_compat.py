@@ -22,7 +22,7 @@ MODEL = {
   "hidden_size": 64,
   "intermediate_size": 128,
   "num_attention_heads": 8,
-  "num_key_value_heads": 8,
+  "num_key_value_heads": 2,
   "num_hidden_layers": 2,
   "vocab_size": 256,
   "max_position_embeddings": 128,
@@ -57,11 +57,12 @@ def init_field_patch() -> InitFieldPatch:
   return InitFieldPatch(utils, config.VllmConfig)
 
 
-def test_swap_space_is_gone():
+def test_swap_space_is_gone(tmp_path: Path):
   from vllm import EngineArgs  # pyright: ignore[reportMissingImports]
 
+  (tmp_path / "config.json").write_text(json.dumps(MODEL))
   kept, dropped = vllm_compat.supported_arguments(
-    {"model": "m", "max_num_seqs": 4, "swap_space": 2}, argument_names(EngineArgs), {}, "installed"
+    {"model": str(tmp_path), "max_num_seqs": 4, "swap_space": 2}, argument_names(EngineArgs), {}, "installed"
   )
   assert dropped == {"swap_space": 2}
   assert EngineArgs(**kept).max_num_seqs == 4
@@ -125,7 +126,7 @@ def test_data_parallelism_comes_back(tmp_path: Path, dp: int, sizes: dict[str, i
   assert faults[InitFieldPatch.name] is not None
   if faults[vllm_compat.DataParallelPatch.name] is None:
     pytest.skip("this vLLM runs the platform's checks once: nothing to mend")
-  with patched(patches[:1]), pytest.raises(AssertionError):
+  with patched(patches[:1]), pytest.raises(ValueError, match="Assertion failed"):
     config.with_hf_config(config.model_config.hf_config)
   with patched(patches) as applied:
     assert len(applied) == 2
