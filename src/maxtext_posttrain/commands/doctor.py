@@ -13,7 +13,7 @@ from maxtext_posttrain import __version__
 from maxtext_posttrain.commands.arguments import ArgumentParser
 from maxtext_posttrain.config.reinforcement import VLLM_MISSING
 from maxtext_posttrain.logs import quiet_imports
-from maxtext_posttrain.rollout.vllm_settings import DISTRIBUTIONS, MAXTEXT_ARGUMENTS, installed_version
+from maxtext_posttrain.rollout.vllm_settings import DISTRIBUTIONS, MAXTEXT_ARGUMENTS, installed_version, quiet_vllm
 
 _DESCRIPTION = """\
 Lists the versions that matter, the devices, what would be patched in vLLM, and what each engine would do here. Looks at
@@ -119,7 +119,7 @@ class _Vllm:
       return None
     from maxtext_posttrain.rollout.vllm_compat import argument_names, known_patches
 
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    quiet_vllm()
     try:
       from vllm.engine.arg_utils import EngineArgs  # pyright: ignore[reportMissingImports]
       from vllm.platforms import current_platform  # pyright: ignore[reportMissingImports]

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import logging
 import os
 import shutil
 import sys
@@ -36,7 +35,7 @@ from maxtext_posttrain.models.maxtext_config import from_maxtext
 from maxtext_posttrain.rollout.options import Completion, SamplingOptions
 from maxtext_posttrain.rollout.requests import Request, make_requests
 from maxtext_posttrain.rollout.vllm_compat import argument_names, known_patches, patched, supported_arguments
-from maxtext_posttrain.rollout.vllm_settings import VllmSettings, installed_version
+from maxtext_posttrain.rollout.vllm_settings import VllmSettings, installed_version, quiet_vllm
 
 NOT_ON_TPU = (
   "rollout_engine=vllm: TPUs are not served; there vLLM takes weights through tpu_inference, as MaxText's"
@@ -329,9 +328,8 @@ def _set_environment(show_log: bool, *, on_cpu: bool) -> None:
   os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
   for name, value in {**_ENVIRONMENT, **(_CPU_ENVIRONMENT if on_cpu else {})}.items():
     os.environ.setdefault(name, value)
-  os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO" if show_log else "ERROR")
   if not show_log:
-    logging.getLogger("vllm").setLevel(logging.ERROR)
+    quiet_vllm()
 
 
 @contextlib.contextmanager

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import importlib.util
+import logging
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -78,3 +80,13 @@ def installed_version() -> str | None:
       continue
     return version if name == "vllm" else f"{version} ({name})"
   return "of no known release"
+
+
+def quiet_vllm() -> None:
+  """Lets vLLM, before it is imported, log errors alone, and leave the process's other logging as it is.
+
+  Its own set-up of logging closes every handler there is, and absl's closes its stream then.
+  """
+  os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+  os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")
+  logging.getLogger("vllm").setLevel(logging.ERROR)
