@@ -91,7 +91,7 @@ benchmark-generate: $(STAMP) $(TORCH_STAMP) ## generation here against Tunix's s
 	$(PYTHON) benchmarks/generate.py
 
 docs: $(STAMP) ## build the documentation into site/, strictly; it opens without a server
-	$(PYTHON) -m mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict
 
 dist: $(STAMP) ## build the wheel and the source archive into dist/
 	rm -rf dist

@@ -25,7 +25,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
   folder = tmp_path_factory.mktemp("site")
-  environment = {**os.environ, "PYTHONPATH": str(REPOSITORY / "src")}
+  environment = {**os.environ, "PYTHONPATH": str(REPOSITORY / "src"), "NO_MKDOCS_2_WARNING": "1"}
   build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder]
   built = subprocess.run(build, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
   assert built.returncode == 0, built.stderr
