@@ -4,13 +4,13 @@ STAMP := .venv/.installed
 TORCH_STAMP := .venv-torch/.installed
 export JAX_PLATFORMS ?= cpu
 # A killed install leaves no stamp, so the next call starts it again.
-REQUIREMENTS := requirements/base.txt requirements/dev.txt requirements/demo.txt
+REQUIREMENTS := requirements/base.txt requirements/dev.txt requirements/docs.txt requirements/demo.txt
 # A file's tests share their fixtures, so a file stays with one worker.
 PYTEST := $(PYTHON) -m pytest -n $(or $(WORKERS),2) --dist loadfile
 
 .PHONY: help setup quickstart test test-fast lint format torch-env demo-gsm8k demo-smollm2 demo-dpo demo-distill \
   demo-grpo-tiny handback-matrix benchmark-sft benchmark-trl benchmark-dpo benchmark-distill benchmark-checkpoint \
-  benchmark-generate lock clean
+  benchmark-generate docs dist lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | sort | expand -t 16
@@ -90,8 +90,16 @@ benchmark-checkpoint: $(STAMP) ## our saves and restores against Orbax alone and
 benchmark-generate: $(STAMP) $(TORCH_STAMP) ## generation here against Tunix's sampler and transformers' generate, seven rounds
 	$(PYTHON) benchmarks/generate.py
 
+docs: $(STAMP) ## build the documentation into site/, strictly; it opens without a server
+	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict
+
+dist: $(STAMP) ## build the wheel and the source archive into dist/
+	rm -rf dist
+	.venv/bin/uv build --quiet --no-build-isolation --python $(PYTHON) --out-dir dist
+	@ls dist
+
 lock: $(STAMP) ## pin the newest versions that pyproject.toml and requirements/*.in allow
 	bash scripts/lock.sh
 
 clean: ## remove runs and caches; the environment stays
-	rm -rf runs .cache .pytest_cache .ruff_cache build dist
+	rm -rf runs .cache .pytest_cache .ruff_cache build dist site

@@ -13,7 +13,7 @@ ADVANTAGE_SCALES = ("std", "mean", "none")
 ENGINES = ("native",)
 
 
-_ELSEWHERE: Mapping[str, str] = {
+ELSEWHERE: Mapping[str, str] = {
   "num_generations": "say rl.num_generations",
   "num_iterations": "say rl.num_iterations",
   "grpo_beta": "say rl.grpo_beta",
@@ -59,7 +59,7 @@ def problems(value: Callable[[str], Any], is_set: Callable[[str], bool], at: Cal
     is_set: whether someone set the key.
     at: `where: key=value`, for the start of a line.
   """
-  for name, instead in _ELSEWHERE.items():
+  for name, instead in ELSEWHERE.items():
     if is_set(name):
       yield f"{at(name)}: {instead}"
   yield from _loss_problems(value, at)
