@@ -114,4 +114,5 @@ def build_trainer(keys: Mapping[str, str], recorder: RolloutRecorder) -> GRPOTra
 
 
 if __name__ == "__main__":
-  run(build_trainer, RolloutRecorder())
+  rollouts = RolloutRecorder()
+  run(lambda keys, _: build_trainer(keys, rollouts), rollouts)

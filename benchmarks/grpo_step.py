@@ -12,6 +12,7 @@ Tunix's own Llama of the same sizes, generate as many tokens greedily.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import statistics
 import sys
@@ -57,8 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     (folder / "rewards.py").write_text(_REWARD, encoding="utf-8")
     reward = f"{folder / 'rewards.py'}:distinct"
     keys |= {"hf_train_files": str(folder / "prompts.jsonl"), "tokenizer_path": str(folder / "tokenizer")}
-    ours.keys = {"reward_weights": json.dumps({reward: 1.0})}
-    theirs.keys = {"reward": reward}
+    ours = dataclasses.replace(ours, keys={"reward_weights": json.dumps({reward: 1.0})})
+    theirs = dataclasses.replace(theirs, keys={"reward": reward})
     print(
       f"rollout   {options.prompts} of {count} prompts with {options.generations} completions of {options.new} tokens,"
       f" {options.updates} updates"

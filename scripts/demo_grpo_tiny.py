@@ -1,7 +1,7 @@
 """`make demo-grpo-tiny`: a small model that was taught sums mostly wrongly learns to add rightly from rewards alone.
 
-For each seed a tiny model is made by SFT on demonstrations of sums of three one-digit numbers of which two in five are
-right and the rest one too high: asked for its best guess it is wrong, and its samples are often right. GRPO with an
+For each seed a tiny model is made by SFT on demonstrations of sums of three one-digit numbers of which one in three is
+right and the rest are one too high: asked for its best guess it is wrong, and its samples are often right. GRPO with an
 exact-answer reward goes on from it. Greedy accuracy on 200 held-out sums is measured by the trainer as it starts and as
 it goes; the demo fails where it rises by less than 30 points.
 """
@@ -25,7 +25,7 @@ _GRPO = "configs/demo/grpo_tiny.yml"
 _SUMS = Path("configs/data/sums.jsonl")
 _SFT_STEPS = 1500
 _LEAST_LIFT = 0.30
-_RIGHT, _WRONG = 2, 3
+_RIGHT, _WRONG = 1, 2
 """Of the demonstrations of each sum."""
 _VOCABULARY = 320
 _TEMPLATE = (
@@ -87,7 +87,7 @@ def write_tokenizer(texts: Sequence[str], folder: Path) -> None:
 
 
 def write_demonstrations(path: Path) -> None:
-  """Writes five answers to each training sum: two that are right, and three that are one too high."""
+  """Writes three answers to each training sum: one that is right, and two that are one too high."""
   with path.open("w", encoding="utf-8") as output:
     for row in _rows():
       for number in range(_RIGHT + _WRONG):

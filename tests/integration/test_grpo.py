@@ -12,9 +12,10 @@ import pytest
 
 from maxtext_posttrain.config import load_config
 from maxtext_posttrain.data.prompts import prompt_tokenizer
-from maxtext_posttrain.errors import PostTrainError
+from maxtext_posttrain.errors import GenerationError, PostTrainError
 from maxtext_posttrain.report import read_metrics
 from maxtext_posttrain.rollout.text import chat_stops
+from maxtext_posttrain.rollout.tunix_rollout import NativeRollout
 from tests.conftest import REPOSITORY
 from tests.support import runs
 
@@ -127,6 +128,31 @@ def test_killed_in_the_middle_of_a_rollouts_updates_it_comes_to_the_same_bits(fo
   runs.assert_same_items(runs.items(actor / "8"), runs.items(uninterrupted / "checkpoints" / "actor" / "8"))
   assert metrics(run) == metrics(uninterrupted)
   assert (run / "samples.jsonl").read_text() == (uninterrupted / "samples.jsonl").read_text()
+
+
+def test_an_engine_that_dies_ends_the_run_and_loses_nothing(
+  folder: Path, uninterrupted: Path, monkeypatch: pytest.MonkeyPatch
+):
+  """It answers the first evaluation, the first rollout and the second evaluation, and dies in the second rollout."""
+  calls: list[int] = []
+  generate = NativeRollout.generate
+
+  def dying(self: NativeRollout, prompts: Any, rollout_config: Any, **kwargs: Any) -> Any:
+    calls.append(len(prompts))
+    if len(calls) == 4:
+      raise GenerationError("the engine died")
+    return generate(self, prompts, rollout_config, **kwargs)
+
+  argv = arguments(folder, "died", *KEYS)
+  with monkeypatch.context() as patch:
+    patch.setattr(NativeRollout, "generate", dying)
+    with pytest.raises(PostTrainError, match="the engine died"):
+      train(argv)
+  assert calls == [200, 16, 200, 16]
+  actor = folder / "died" / "checkpoints" / "actor"
+  assert [path.name for path in actor.iterdir()] == ["3"]
+  train(argv)
+  runs.assert_same_items(runs.items(actor / "8"), runs.items(uninterrupted / "checkpoints" / "actor" / "8"))
 
 
 LORA = ("lora.enable_lora=true", "lora.lora_rank=4", "lora.lora_alpha=8", "lora_fresh_base=true", "learning_rate=1e-2")
