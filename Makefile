@@ -9,8 +9,8 @@ REQUIREMENTS := requirements/base.txt requirements/dev.txt requirements/docs.txt
 PYTEST := $(PYTHON) -m pytest -n $(or $(WORKERS),2) --dist loadfile
 
 .PHONY: help setup quickstart test test-fast lint format torch-env demo-gsm8k demo-smollm2 demo-dpo demo-distill \
-  demo-grpo-tiny handback-matrix benchmark-sft benchmark-trl benchmark-dpo benchmark-distill benchmark-checkpoint \
-  benchmark-generate docs dist lock clean
+  demo-grpo-tiny demo-grpo-gsm8k handback-matrix benchmark-sft benchmark-trl benchmark-dpo benchmark-distill \
+  benchmark-grpo benchmark-checkpoint benchmark-generate docs dist lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | sort | expand -t 16
@@ -63,9 +63,13 @@ demo-dpo: $(STAMP) ## SmolLM2 learns to prefer right solutions to wrong ones, ac
 	rm -rf runs/dpo_smollm2 runs/dpo_smollm2-merged
 	$(PYTHON) scripts/demo_dpo.py
 
-demo-grpo-tiny: $(STAMP) ## SFT of a tiny model on sums, then GRPO with an exact-answer reward, three seeds
-	rm -rf runs/grpo_tiny_*
+demo-grpo-tiny: $(STAMP) ## SFT of a tiny model on sums mostly wrong, then GRPO with an exact-answer reward, three seeds
+	rm -rf runs/grpo_tiny runs/grpo_tiny_*
 	$(PYTHON) scripts/demo_grpo_tiny.py
+
+demo-grpo-gsm8k: $(STAMP) ## GRPO of SmolLM2 on GSM8K with the native engine, a dozen updates, each phase timed
+	rm -rf runs/grpo_gsm8k
+	$(PYTHON) scripts/demo_grpo_gsm8k.py
 
 handback-matrix: $(STAMP) ## every trainer and pre-training read what every other wrote; the table is docs/handback_matrix.md
 	$(PYTHON) -m pytest tests/end_to_end/test_handback_matrix.py --handback-table docs/handback_matrix.md
@@ -83,6 +87,9 @@ benchmark-distill: $(STAMP) $(TORCH_STAMP) ## our distillation step against TRL'
 benchmark-dpo: $(STAMP) $(TORCH_STAMP) ## our DPO step against TRL's DPOTrainer and MaxText's own, three pairs each
 	$(PYTHON) benchmarks/dpo_step.py --rival trl
 	$(PYTHON) benchmarks/dpo_step.py --rival maxtext
+
+benchmark-grpo: $(STAMP) $(TORCH_STAMP) ## our GRPO by phases against TRL's GRPOTrainer, generation against Tunix's sampler too
+	$(PYTHON) benchmarks/grpo_step.py
 
 benchmark-checkpoint: $(STAMP) ## our saves and restores against Orbax alone and MaxText's own, three rounds
 	$(PYTHON) benchmarks/checkpoint.py

@@ -41,7 +41,14 @@ _POST_TRAINING_PREFIXES = ("hf_", "grain_", "distill_", "chat_template", "format
 
 
 def pretraining_arguments(
-  overrides: Mapping[str, Any], *, way: Way, run_name: str, step: int, steps: int, new_run_name: str | None = None
+  overrides: Mapping[str, Any],
+  *,
+  way: Way,
+  run_name: str,
+  step: int,
+  steps: int,
+  new_run_name: str | None = None,
+  role: str = "",
 ) -> list[str]:
   """Arguments of `python -m maxtext.trainers.pre_train.train` for the same model and optimizer, without data.
 
@@ -53,6 +60,7 @@ def pretraining_arguments(
     step: the checkpoint's step.
     steps: the step at which pre-training is to end.
     new_run_name: the pre-training run's name, for the ways that take a path.
+    role: the folder between `checkpoints` and the step, with its slash; pre-training looks into none by a run's name.
 
   Returns:
     MaxText's base.yml and `key=value` arguments; the data's keys are for the caller to add.
@@ -63,7 +71,8 @@ def pretraining_arguments(
     kept["run_name"] = run_name
   else:
     kept["run_name"] = new_run_name or f"{run_name}-pretraining"
-    kept[way] = f"{str(overrides['base_output_directory']).rstrip('/')}/{run_name}/checkpoints/{step}/items"
+    base = str(overrides["base_output_directory"]).rstrip("/")
+    kept[way] = f"{base}/{run_name}/checkpoints/{role}{step}/items"
   return [str(base_config()), *(f"{key}={_argument(value)}" for key, value in kept.items())]
 
 

@@ -104,8 +104,6 @@ def _rollout_problems(value: Callable[[str], Any], at: Callable[[str], str]) -> 
     yield f"{at('decode_sampling_nucleus_p')}: must be above 0 and at most 1, or -1 to keep every token"
   if value("rollout_micro_batch_size") != -1 and value("rollout_micro_batch_size") < 1:
     yield f"{at('rollout_micro_batch_size')}: must be at least 1 prompt, or -1 for all at once"
-  if value("lora.enable_lora"):
-    yield f"{at('lora.enable_lora')}: rollout_engine=native does not write with an adapter yet; train all weights"
   if value("dataset_type") == "synthetic":
     yield f"{at('dataset_type')}: prompts can't be made up; use hf or grain"
 

@@ -14,6 +14,8 @@ from maxtext_posttrain.report.evaluations import evaluation_figures
 from maxtext_posttrain.report.metrics_file import read_metrics
 from maxtext_posttrain.report.run_file import RunRecord
 
+_ACTOR = "actor"
+
 
 @dataclass
 class Curve:
@@ -52,6 +54,7 @@ class RunFolder:
     checkpoints: in order of steps.
     evaluations: what `posttrain eval` found, by name.
     completions: a few that the model wrote while it was trained, where it was trained on its own.
+    checkpoint_role: the folder between `checkpoints` and the steps, with its slash; reinforcement learning has one.
   """
 
   path: Path
@@ -60,6 +63,7 @@ class RunFolder:
   checkpoints: list[Checkpoint]
   evaluations: dict[str, str] = field(default_factory=dict)
   completions: list[WrittenCompletion] = field(default_factory=list)
+  checkpoint_role: str = ""
 
   @property
   def name(self) -> str:
@@ -98,8 +102,9 @@ class RunFolder:
       raise ReportError(f"{error.filename or path}: can't be read: {error.strerror or error}") from error
     if not curves and record is None:
       raise ReportError(f"{metrics}: holds no metrics, and there is no run.json: there is nothing to show")
-    checkpoints = list(_checkpoints(_checkpoint_folder(path, record)))
-    return cls(path, curves, record, checkpoints, evaluation_figures(path), completions)
+    folder = _checkpoint_folder(path, record)
+    role = f"{_ACTOR}/" if folder.name == _ACTOR else ""
+    return cls(path, curves, record, list(_checkpoints(folder)), evaluation_figures(path), completions, role)
 
 
 def _curves(path: Path) -> dict[tuple[str, str], Curve]:
@@ -130,8 +135,8 @@ def _number(value: Any) -> float | None:
 def _checkpoint_folder(path: Path, record: RunRecord | None) -> Path:
   """The folder beside the metrics; else, where the run's metrics lie apart from its checkpoints, the recorded one."""
   beside = path / "checkpoints"
-  if (beside / "actor").is_dir():
-    return beside / "actor"
+  if (beside / _ACTOR).is_dir():
+    return beside / _ACTOR
   if beside.is_dir() or record is None or record.checkpoints is None or "://" in record.checkpoints:
     return beside
   return Path(record.checkpoints)

@@ -49,7 +49,7 @@ CASES = {
   "decode_sampling_nucleus_p=1.5": "must be above 0 and at most 1",
   "rollout_micro_batch_size=0": "must be at least 1 prompt",
   "rollout_engine=sglang": "native",
-  "lora.enable_lora=true lora.lora_rank=8 lora.lora_alpha=16 lora_fresh_base=true": "not write with an adapter yet",
+  "lora.lora_alpha=0 lora.enable_lora=true lora.lora_rank=8 lora_fresh_base=true": "must be above 0",
   "rollout_seed=-1": "0",
   "reward_weights={}": "names no reward function",
   "reward_weights={correct: 1}": "correct is none of exact_answer,",
