@@ -9,8 +9,8 @@ REQUIREMENTS := requirements/base.txt requirements/dev.txt requirements/demo.txt
 PYTEST := $(PYTHON) -m pytest -n $(or $(WORKERS),2) --dist loadfile
 
 .PHONY: help setup quickstart test test-fast lint format torch-env demo-gsm8k demo-smollm2 demo-dpo demo-distill \
-  demo-grpo-tiny handback-matrix benchmark-sft benchmark-trl benchmark-dpo benchmark-distill benchmark-checkpoint \
-  benchmark-generate lock clean
+  demo-grpo-tiny notebooks handback-matrix benchmark-sft benchmark-trl benchmark-dpo benchmark-distill \
+  benchmark-checkpoint benchmark-generate lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | sort | expand -t 16
@@ -66,6 +66,9 @@ demo-dpo: $(STAMP) ## SmolLM2 learns to prefer right solutions to wrong ones, ac
 demo-grpo-tiny: $(STAMP) ## SFT of a tiny model on sums, then GRPO with an exact-answer reward, three seeds
 	rm -rf runs/grpo_tiny_*
 	$(PYTHON) scripts/demo_grpo_tiny.py
+
+notebooks: $(STAMP) ## run every notebook from top to bottom, and say how long each took
+	$(PYTHON) scripts/run_notebooks.py --output runs/notebooks/executed
 
 handback-matrix: $(STAMP) ## every trainer and pre-training read what every other wrote; the table is docs/handback_matrix.md
 	$(PYTHON) -m pytest tests/end_to_end/test_handback_matrix.py --handback-table docs/handback_matrix.md
