@@ -9,8 +9,8 @@ REQUIREMENTS := requirements/base.txt requirements/dev.txt requirements/docs.txt
 PYTEST := $(PYTHON) -m pytest -n $(or $(WORKERS),2) --dist loadfile
 
 .PHONY: help setup quickstart test test-fast lint format torch-env demo-gsm8k demo-smollm2 demo-dpo demo-distill \
-  demo-grpo-tiny demo-grpo-gsm8k handback-matrix benchmark-sft benchmark-trl benchmark-dpo benchmark-distill \
-  benchmark-grpo benchmark-checkpoint benchmark-generate docs dist lock clean
+  demo-grpo-tiny demo-grpo-gsm8k notebooks handback-matrix benchmark-sft benchmark-trl benchmark-dpo \
+  benchmark-distill benchmark-grpo benchmark-checkpoint benchmark-generate docs dist lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | sort | expand -t 16
@@ -70,6 +70,9 @@ demo-grpo-tiny: $(STAMP) ## SFT of a tiny model on sums mostly wrong, then GRPO 
 demo-grpo-gsm8k: $(STAMP) ## GRPO of SmolLM2 on GSM8K with the native engine, a dozen updates, each phase timed
 	rm -rf runs/grpo_gsm8k
 	$(PYTHON) scripts/demo_grpo_gsm8k.py
+
+notebooks: $(STAMP) ## run every notebook from top to bottom, and say how long each took
+	$(PYTHON) scripts/run_notebooks.py --output runs/notebooks/executed
 
 handback-matrix: $(STAMP) ## every trainer and pre-training read what every other wrote; the table is docs/handback_matrix.md
 	$(PYTHON) -m pytest tests/end_to_end/test_handback_matrix.py --handback-table docs/handback_matrix.md

@@ -41,9 +41,15 @@ class Checkpoint:
 
   step: int
   bytes: int
+  path: Path
+
+  @property
+  def items(self) -> Path:
+    """What `load_parameters_path` and `load_full_state_path` name."""
+    return self.path / "items"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RunFolder:
   """What lies in a run's folder.
 
@@ -79,6 +85,21 @@ class RunFolder:
     """The last update that was reported, 0 without any."""
     return max((curve.steps[-1] for (kind, _), curve in self.curves.items() if kind == "train"), default=0)
 
+  @property
+  def newest(self) -> Checkpoint:
+    """The checkpoint of the last step that was saved.
+
+    Raises:
+      ReportError: none was.
+    """
+    if not self.checkpoints:
+      raise ReportError(f"{self.path}: holds no checkpoint; was it trained with enable_checkpointing=true?")
+    return self.checkpoints[-1]
+
+  def __repr__(self) -> str:
+    kept = ", ".join(str(checkpoint.step) for checkpoint in self.checkpoints) or "none"
+    return f"RunFolder({str(self.path)!r}: step {self.last_step}, checkpoints {kept})"
+
   @classmethod
   def read(cls, path: Path) -> RunFolder:
     """Reads a run's folder.
@@ -105,6 +126,11 @@ class RunFolder:
     folder = _checkpoint_folder(path, record)
     role = f"{_ACTOR}/" if folder.name == _ACTOR else ""
     return cls(path, curves, record, list(_checkpoints(folder)), evaluation_figures(path), completions, role)
+
+
+def run_directory(base_output_directory: str, run_name: str) -> Path:
+  """`<base_output_directory>/<run_name>`; for a bucket, `runs/<run_name>` here: metrics are appended by the line."""
+  return Path("runs" if "://" in base_output_directory else base_output_directory) / run_name
 
 
 def _curves(path: Path) -> dict[tuple[str, str], Curve]:
@@ -147,4 +173,4 @@ def _checkpoints(folder: Path) -> Iterator[Checkpoint]:
     return
   steps = [path for path in folder.iterdir() if path.name.isdecimal() and path.name.isascii() and path.is_dir()]
   for path in sorted(steps, key=lambda path: int(path.name)):
-    yield Checkpoint(int(path.name), sum(file.lstat().st_size for file in path.rglob("*") if file.is_file()))
+    yield Checkpoint(int(path.name), sum(file.lstat().st_size for file in path.rglob("*") if file.is_file()), path)
