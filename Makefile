@@ -2,14 +2,15 @@
 PYTHON := .venv/bin/python
 STAMP := .venv/.installed
 TORCH_STAMP := .venv-torch/.installed
+VLLM_STAMP := .venv-vllm/.installed
 export JAX_PLATFORMS ?= cpu
 # A killed install leaves no stamp, so the next call starts it again.
 REQUIREMENTS := requirements/base.txt requirements/dev.txt requirements/docs.txt requirements/demo.txt
 # A file's tests share their fixtures, so a file stays with one worker.
 PYTEST := $(PYTHON) -m pytest -n $(or $(WORKERS),2) --dist loadfile
 
-.PHONY: help setup quickstart test test-fast lint format torch-env demo-gsm8k demo-smollm2 demo-dpo demo-distill \
-  demo-grpo-tiny demo-grpo-gsm8k notebooks handback-matrix benchmark-sft benchmark-trl benchmark-dpo \
+.PHONY: help setup quickstart test test-fast test-vllm lint format torch-env vllm-env demo-gsm8k demo-smollm2 demo-dpo \
+  demo-distill demo-grpo-tiny demo-grpo-gsm8k notebooks handback-matrix benchmark-sft benchmark-trl benchmark-dpo \
   benchmark-distill benchmark-grpo benchmark-checkpoint benchmark-generate docs dist lock clean
 
 help: ## list the targets
@@ -27,6 +28,12 @@ $(TORCH_STAMP): requirements/torch.txt scripts/setup_torch.sh
 	bash scripts/setup_torch.sh
 	@touch $(TORCH_STAMP)
 
+vllm-env: $(VLLM_STAMP) ## make .venv-vllm: the package with vLLM for the CPU, for rollout_engine=vllm
+
+$(VLLM_STAMP): $(STAMP) requirements/vllm.txt requirements/vllm-test.txt scripts/setup_vllm.sh
+	bash scripts/setup_vllm.sh
+	@touch $(VLLM_STAMP)
+
 quickstart: $(STAMP) ## a chat SFT of a tiny model, then real pre-training resuming it
 	rm -rf runs/quickstart
 	$(PYTHON) -m train_sft configs/quickstart/sft.yml
@@ -37,6 +44,9 @@ test: $(STAMP) ## every test, the slow ones included
 
 test-fast: $(STAMP) ## the tests that take under two minutes together
 	$(PYTEST) -m "not slow"
+
+test-vllm: $(VLLM_STAMP) ## the tests with real vLLM, by the interpreter that has it
+	.venv-vllm/bin/python -m pytest -m vllm tests
 
 lint: $(STAMP) ## ruff (lint and format) and basedpyright
 	.venv/bin/ruff check .

@@ -7,3 +7,8 @@ compile pyproject.toml --output-file requirements/base.txt
 compile requirements/dev.in --constraint requirements/base.txt --output-file requirements/dev.txt
 compile requirements/docs.in --constraint requirements/base.txt --constraint requirements/dev.txt \
   --output-file requirements/docs.txt
+# As near to base.txt as vLLM allows: what lies in the output file is what the resolver tries first.
+cp requirements/base.txt requirements/vllm.txt
+compile pyproject.toml requirements/vllm.in --override requirements/vllm-overrides.txt \
+  --output-file requirements/vllm.txt
+compile requirements/vllm-test.in --constraint requirements/vllm.txt --output-file requirements/vllm-test.txt

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,6 +31,16 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
   parser.addoption("--handback-table", metavar="FILE", help="write which trainer read what, as a table")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+  if importlib.util.find_spec("vllm") is not None:
+    return
+  there = (REPOSITORY / ".venv-vllm" / ".installed").exists()
+  reason = "needs vLLM: " + ("make test-vllm" if there else ".venv-vllm is missing, make vllm-env makes it")
+  for item in items:
+    if item.get_closest_marker("vllm") is not None:
+      item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture(scope="session")

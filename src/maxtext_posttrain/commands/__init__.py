@@ -94,4 +94,5 @@ TOOLS: dict[str, Command] = {
   "convert": Command("a checkpoint in Tunix's layout into one that pre-training resumes from", "convert_checkpoint"),
   "diff": Command("in which leaves two checkpoints differ, and by how much", "diff_checkpoints"),
   "report": Command("the page of a run, or of several compared", "report"),
+  "doctor": Command("what is installed, on which devices, and what each engine would do here", "doctor"),
 }

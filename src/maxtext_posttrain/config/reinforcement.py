@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -10,7 +11,31 @@ TRAINER = "grpo"
 
 AGGREGATIONS = ("token-mean", "sequence-mean-token-mean", "sequence-mean", "sequence-mean-token-scale")
 ADVANTAGE_SCALES = ("std", "mean", "none")
-ENGINES = ("native",)
+ENGINES = ("native", "vllm")
+VLLM_OWNED = (
+  "model",
+  "tokenizer",
+  "skip_tokenizer_init",
+  "load_format",
+  "dtype",
+  "max_model_len",
+  "logprobs_mode",
+  "logits_processors",
+  "trust_remote_code",
+  "generation_config",
+  "tensor_parallel_size",
+  "pipeline_parallel_size",
+  "data_parallel_size",
+)
+"""Of vLLM's arguments, those that the engine itself sets."""
+VLLM_MISSING = (
+  "vLLM is not installed; pip install 'maxtext-posttrain[vllm]' (CUDA), or make vllm-env (CPU) and run with"
+  " .venv-vllm/bin/python, or set rollout_engine=native"
+)
+LEAST_VLLM_TEMPERATURE = 0.01
+"""Below it vLLM takes another temperature than it is told."""
+_VLLM_KEYS = ("vllm_engine_args", "rollout_check_period")
+_ONE_REPLICA = ("rollout_tensor_parallelism", "rollout_data_parallelism", "rollout_expert_parallelism")
 
 
 ELSEWHERE: Mapping[str, str] = {
@@ -64,6 +89,7 @@ def problems(value: Callable[[str], Any], is_set: Callable[[str], bool], at: Cal
       yield f"{at(name)}: {instead}"
   yield from _loss_problems(value, at)
   yield from _rollout_problems(value, at)
+  yield from _engine_problems(value, is_set, at)
   yield from _reward_problems(value, at)
 
 
@@ -106,6 +132,27 @@ def _rollout_problems(value: Callable[[str], Any], at: Callable[[str], str]) -> 
     yield f"{at('rollout_micro_batch_size')}: must be at least 1 prompt, or -1 for all at once"
   if value("dataset_type") == "synthetic":
     yield f"{at('dataset_type')}: prompts can't be made up; use hf or grain"
+
+
+def _engine_problems(
+  value: Callable[[str], Any], is_set: Callable[[str], bool], at: Callable[[str], str]
+) -> Iterator[str]:
+  if value("rollout_engine") != "vllm":
+    for name in _VLLM_KEYS:
+      if is_set(name):
+        yield f"{at(name)}: is for rollout_engine=vllm; set that too, or leave this key out"
+    return
+  if importlib.util.find_spec("vllm") is None:
+    yield f"{at('rollout_engine')}: {VLLM_MISSING}"
+  for name in VLLM_OWNED:
+    if name in value("vllm_engine_args"):
+      yield f"{at('vllm_engine_args')}: {name} is set by the engine itself; leave it out"
+  for name in _ONE_REPLICA:
+    if value(name) not in (-1, 1):
+      yield f"{at(name)}: rollout_engine=vllm has one replica on one device; leave this key out"
+  temperature = value("decode_sampling_temperature")
+  if 0 < temperature < LEAST_VLLM_TEMPERATURE:
+    yield f"{at('decode_sampling_temperature')}: vLLM samples at {LEAST_VLLM_TEMPERATURE} or more"
 
 
 def _reward_problems(value: Callable[[str], Any], at: Callable[[str], str]) -> Iterator[str]:

@@ -275,8 +275,24 @@ OUR_KEYS: Mapping[str, OwnKey] = {
   "rollout_engine": OwnKey(
     " | ".join(f'"{name}"' for name in reinforcement.ENGINES),
     "native",
-    "What writes the completions.",
+    "What writes the completions: MaxText itself, or vLLM in the same process (docs/grpo.md).",
     {"type": "string", "enum": list(reinforcement.ENGINES)},
+    trainer=reinforcement.TRAINER,
+  ),
+  "vllm_engine_args": OwnKey(
+    "dict[str, Any]",
+    {},
+    "With rollout_engine=vllm: arguments of vLLM's EngineArgs, such as kv_cache_memory_bytes, over what MaxText's vLLM"
+    " keys say.",
+    {"anyOf": [{"type": "object"}]},
+    trainer=reinforcement.TRAINER,
+  ),
+  "rollout_check_period": OwnKey(
+    "int",
+    0,
+    "With rollout_engine=vllm: new weights between two checks that its greedy log-probabilities are the trainer's; 0"
+    " checks the first alone.",
+    {"type": "integer", "minimum": 0},
     trainer=reinforcement.TRAINER,
   ),
   "rollout_seed": OwnKey(

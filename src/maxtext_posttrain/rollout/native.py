@@ -25,7 +25,8 @@ from maxtext_posttrain.maxtext_api import MaxTextConfig
 from maxtext_posttrain.performance import compiler_options
 from maxtext_posttrain.rollout import sampling
 from maxtext_posttrain.rollout.options import Completion, SamplingOptions
-from maxtext_posttrain.rollout.weights import LayerSplitter, Path, by_path, model_weights
+from maxtext_posttrain.rollout.requests import Request, make_requests
+from maxtext_posttrain.rollout.weights import LayerSplitter, Path, by_path, model_weights, placeholder
 
 _SMALLEST_LENGTH = 16
 _STOPS = 8
@@ -105,7 +106,7 @@ class NativeEngine:
     Raises:
       GenerationError: a prompt is empty, too long, or has a token out of the vocabulary; so is a stop token.
     """
-    requests = self._requests(prompts, options)
+    requests = make_requests(prompts, options, vocab_size=self.vocab_size, max_context=self.max_context)
     arrays = by_path(model_weights(self._model) if weights is None else weights)
     completions: dict[int, Completion] = {}
     with maxtext_api.mesh_context(self._config, self._mesh):
@@ -115,32 +116,8 @@ class NativeEngine:
           progress(len(completions), len(requests))
     return [completions[number] for number in range(len(requests))]
 
-  def _requests(self, prompts: Sequence[Sequence[int]], options: SamplingOptions) -> list[_Request]:
-    for token in (token for sequence in options.stops for token in sequence):
-      if token >= self.vocab_size:
-        raise GenerationError(f"stop token {token} is not in the vocabulary of {self.vocab_size} tokens")
-    requests = []
-    for number, prompt in enumerate(prompts):
-      tokens = np.asarray(prompt)
-      if tokens.size == 0:
-        raise GenerationError(f"prompt {number} is empty: it needs at least one token")
-      if tokens.ndim != 1 or not np.issubdtype(tokens.dtype, np.integer):
-        raise GenerationError(f"prompt {number} is not a list of token ids")
-      if tokens.min() < 0 or tokens.max() >= self.vocab_size:
-        wrong = tokens[(tokens < 0) | (tokens >= self.vocab_size)][0]
-        raise GenerationError(f"prompt {number}: token {wrong} is not in the vocabulary of {self.vocab_size} tokens")
-      if tokens.size >= self.max_context:
-        raise GenerationError(
-          f"prompt {number} has {tokens.size} tokens, which leaves no room in a context of {self.max_context};"
-          " shorten it or raise max_target_length"
-        )
-      budget = min(options.max_new_tokens, self.max_context - tokens.size)
-      for sample in range(options.n):
-        requests.append(_Request(len(requests), number, sample, tokens.astype(np.int32), budget))
-    return requests
-
   def _generate_wave(
-    self, weights: Mapping[Path, jax.Array], wave: Sequence[_Request], options: SamplingOptions
+    self, weights: Mapping[Path, jax.Array], wave: Sequence[Request], options: SamplingOptions
   ) -> dict[int, Completion]:
     batch = _power_of_two(len(wave), at_least=self._mesh.size)
     width = _power_of_two(max(request.tokens.size - 1 for request in wave), at_least=_SMALLEST_LENGTH)
@@ -186,7 +163,7 @@ class NativeEngine:
     self.programs += 1
     batch, longest_stop = wave.prompts.shape[0], wave.stops.shape[1]
     # Dropout is off: what would be drawn is never read.
-    drawn = jax.tree.map(_zeros, self._drawn)
+    drawn = jax.tree.map(placeholder, self._drawn)
     apart = self._split_layers(weights)
     variables = nnx.map_state(lambda path, variable: variable.replace(apart[tuple(path)]), self._weights)
     model = nnx.merge(self._graphdef, drawn, variables, copy=True)
@@ -237,17 +214,6 @@ class NativeEngine:
     return end.tokens[:, longest_stop - 1 :], end.log_probs, end.counts, end.stopped
 
 
-@dataclasses.dataclass(frozen=True)
-class _Request:
-  """One sequence to generate: its place in the answer, the numbers its draws depend on, its prompt and its budget."""
-
-  number: int
-  prompt: int
-  sample: int
-  tokens: np.ndarray
-  budget: int
-
-
 @functools.partial(jax.tree_util.register_dataclass)
 @dataclasses.dataclass(frozen=True)
 class _Wave:
@@ -286,12 +252,6 @@ class _State:
   caches: Any
 
 
-def _zeros(leaf: jax.ShapeDtypeStruct) -> jax.Array:
-  if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-    return jax.random.key(0)
-  return jnp.zeros(leaf.shape, leaf.dtype)
-
-
 def _stops(sequences: Sequence[Sequence[int]]) -> np.ndarray:
   """Stop sequences as `_Wave` has them, [stops, longest] int32."""
   longest = _power_of_two(max(map(len, sequences), default=1), at_least=1)
@@ -301,7 +261,7 @@ def _stops(sequences: Sequence[Sequence[int]]) -> np.ndarray:
   return stops
 
 
-def _waves(requests: Sequence[_Request], size: int) -> list[list[_Request]]:
+def _waves(requests: Sequence[Request], size: int) -> list[list[Request]]:
   """Requests of like lengths together, the longest first."""
   ordered = sorted(requests, key=lambda request: (-request.tokens.size, request.number))
   return [ordered[start : start + size] for start in range(0, len(ordered), size)]

@@ -1,4 +1,4 @@
-"""The native engine behind Tunix's `BaseRollout`, so that whatever takes a Tunix engine takes it.
+"""Engines behind Tunix's `BaseRollout`, so that whatever takes a Tunix engine takes them.
 
 Tokens cross the border in both directions: prompts may be lists of ids, and completions are ids. Prompt i of a call
 draws by (seed, i, token) alone, so a prompt that is repeated gets another completion each time, and the same call with
@@ -7,6 +7,7 @@ the same weights gives the same bits.
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,51 +23,42 @@ from maxtext_posttrain.errors import GenerationError
 from maxtext_posttrain.losses.sft import token_log_probs
 from maxtext_posttrain.maxtext_api import MaxTextConfig
 from maxtext_posttrain.rollout.native import NativeEngine
-from maxtext_posttrain.rollout.options import SamplingOptions
+from maxtext_posttrain.rollout.options import Completion, SamplingOptions
 from maxtext_posttrain.rollout.text import WrittenEnd, completion_text
-from maxtext_posttrain.rollout.weights import model_weights, weights_of
+from maxtext_posttrain.rollout.weights import model_weights, placeholder, weights_of
 from maxtext_posttrain.tokenizers import Tokenizer
 
 
-class NativeRollout(base_rollout.BaseRollout):
-  """Completions by a live MaxText model's own weights, which are used where they lie.
+class MaxTextRollout(base_rollout.BaseRollout, abc.ABC):
+  """What engines have in common: a live MaxText model, whose weights `update_params` replaces without a copy.
 
-  `update_params` keeps the arrays it is given, without a copy. What a trainer donates to its next update must be
-  replaced by its result before the next call.
-
-  As a Tunix engine: `ClusterConfig(rollout_engine=functools.partial(NativeRollout, maxtext=config, ...))`.
+  What a trainer donates to its next update must be replaced by its result before the next call.
   """
+
+  name: str
 
   def __init__(
     self,
     *,
     rollout_actor: nnx.Module,
-    tokenizer: Any,
     mesh: Mesh,
     rollout_config: base_rollout.RolloutConfig,
     maxtext: MaxTextConfig,
     texts: Tokenizer,
     stop_sequences: Sequence[Sequence[int]] = (),
     written_end: WrittenEnd | None = None,
-    max_batch: int = 64,
   ):
-    """Looks at the model; nothing is compiled yet.
+    """Takes the parts.
 
     Args:
-      rollout_actor: the live MaxText model.
-      tokenizer: Tunix's adapter, which is left unused: `texts` reads and writes the text.
+      rollout_actor: the live MaxText model, or an abstract one whose weights come with `update_params`.
       mesh: the devices the model lies on.
       rollout_config: the tokens that end a completion (`eos_tokens`), unless a call brings its own.
       maxtext: the model's configuration.
       texts: of the prompts given as text, and of the completions.
       stop_sequences: a completion ends with one of these too.
       written_end: what a completion's text goes up to.
-      max_batch: completions generated at once, at most.
-
-    Raises:
-      GenerationError: the architecture is none we generate with.
     """
-    del tokenizer
     self._model = rollout_actor
     self._texts = texts
     self._stop_sequences = stop_sequences
@@ -74,9 +66,15 @@ class NativeRollout(base_rollout.BaseRollout):
     self._mesh = mesh
     self._maxtext = maxtext
     self._eos_tokens = tuple(rollout_config.eos_tokens or (texts.eos_id,))
-    self._engine = NativeEngine(maxtext, mesh, rollout_actor, max_batch=max_batch)
     self._weights: nnx.State | None = None
     self._compiled_log_probs = jax.jit(self._per_token_log_probs)
+
+  @abc.abstractmethod
+  def _complete(self, prompts: Sequence[Sequence[int]], options: SamplingOptions) -> list[Completion]:
+    """Completes each prompt with the weights of the last `update_params`."""
+
+  def close(self) -> None:
+    """Gives back what the engine holds; it is not used any more."""
 
   def generate(
     self,
@@ -99,7 +97,7 @@ class NativeRollout(base_rollout.BaseRollout):
       GenerationError: a prompt is longer than `max_prompt_length`, or is none the engine takes.
     """
     if kwargs:
-      raise GenerationError(f"the native engine takes no {', '.join(sorted(kwargs))}")
+      raise GenerationError(f"the {self.name} engine takes no {', '.join(sorted(kwargs))}")
     ids = [self._texts.encode(prompt, add_bos=True) if isinstance(prompt, str) else list(prompt) for prompt in prompts]
     longest = max(map(len, ids), default=0)
     if longest > rollout_config.max_prompt_length:
@@ -107,7 +105,7 @@ class NativeRollout(base_rollout.BaseRollout):
         f"a prompt has {longest} tokens, more than max_prompt_length={rollout_config.max_prompt_length}; shorten it or"
         " raise max_prefill_predict_length"
       )
-    completions = self._engine.generate(ids, self._sampling(rollout_config), weights=self._weights)
+    completions = self._complete(ids, self._sampling(rollout_config))
     padded = np.full((len(ids), rollout_config.max_prompt_length), self.pad_id(), np.int32)
     for row, prompt in enumerate(ids):
       padded[row, rollout_config.max_prompt_length - len(prompt) :] = prompt
@@ -146,6 +144,8 @@ class NativeRollout(base_rollout.BaseRollout):
     weights = self._weights
     if weights is not None:
       state = nnx.merge_state(state, weights)
+    # An abstract model's rng keys: nothing is drawn.
+    state = jax.tree.map(lambda leaf: placeholder(leaf) if isinstance(leaf, jax.ShapeDtypeStruct) else leaf, state)
     with maxtext_api.mesh_context(self._maxtext, self._mesh):
       return self._compiled_log_probs(graphdef, state, jnp.asarray(prompt_tokens), jnp.asarray(completion_tokens))
 
@@ -188,3 +188,30 @@ class NativeRollout(base_rollout.BaseRollout):
   def model(self) -> nnx.Module:
     """The actor; its weights are those of the last `update_params`, where there was one."""
     return self._model
+
+
+class NativeRollout(MaxTextRollout):
+  """Completions by a live MaxText model's own weights, which are used where they lie.
+
+  As a Tunix engine: `ClusterConfig(rollout_engine=functools.partial(NativeRollout, maxtext=config, ...))`.
+  """
+
+  name = "native"
+
+  def __init__(self, *, tokenizer: Any, max_batch: int = 64, **parts: Any):
+    """Looks at the model; nothing is compiled yet.
+
+    Args:
+      tokenizer: Tunix's adapter, which is left unused: `texts` reads and writes the text.
+      max_batch: completions generated at once, at most.
+      **parts: see `MaxTextRollout`.
+
+    Raises:
+      GenerationError: the architecture is none we generate with.
+    """
+    del tokenizer
+    super().__init__(**parts)
+    self._engine = NativeEngine(self._maxtext, self._mesh, self._model, max_batch=max_batch)
+
+  def _complete(self, prompts: Sequence[Sequence[int]], options: SamplingOptions) -> list[Completion]:
+    return self._engine.generate(prompts, options, weights=self._weights)

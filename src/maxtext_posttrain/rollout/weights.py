@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from maxtext_posttrain.errors import GenerationError
@@ -31,6 +32,13 @@ def weights_of(state: nnx.State) -> nnx.State:
 def by_path(state: nnx.State) -> dict[Path, Any]:
   """The arrays (or their shapes) of a state by path."""
   return {tuple(path): variable.get_value() for path, variable in nnx.to_flat_state(state)}
+
+
+def placeholder(leaf: jax.ShapeDtypeStruct) -> jax.Array:
+  """Zeros, or a key, for what a model holds and does not compute with."""
+  if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+    return jax.random.key(0)
+  return jnp.zeros(leaf.shape, leaf.dtype)
 
 
 @dataclasses.dataclass(frozen=True)

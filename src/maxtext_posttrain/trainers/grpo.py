@@ -40,8 +40,8 @@ from maxtext_posttrain.report.completions import SAMPLES
 from maxtext_posttrain.report.metrics_file import MetricsFile
 from maxtext_posttrain.rewards.pool import RewardPool
 from maxtext_posttrain.rewards.sample import RewardSettings
+from maxtext_posttrain.rollout.engines import build_rollout
 from maxtext_posttrain.rollout.text import chat_stops, stop_tokens
-from maxtext_posttrain.rollout.tunix_rollout import NativeRollout
 from maxtext_posttrain.trainers import outputs
 from maxtext_posttrain.trainers.collector import CollectorSettings, LogProbs, RolloutCollector, WrittenSample
 from maxtext_posttrain.trainers.objective import (
@@ -238,7 +238,8 @@ class Players:
     )
     # The engine knows no adapters: it is built for the base, and gets weights with the adapter folded in.
     lora = session.lora
-    self.engine = NativeRollout(
+    self.engine = build_rollout(
+      config,
       rollout_actor=session.trainer.model if lora is None else lora.base.abstract_model,
       tokenizer=None,
       mesh=session.mesh,
@@ -261,7 +262,8 @@ class Players:
     self._samples: MetricsFile | None = None
 
   def close(self) -> None:
-    """Ends the reward processes, and closes the file of samples."""
+    """Ends the engine and the reward processes, and closes the file of samples."""
+    self.engine.close()
     self.rewards.close()
     if self._samples is not None:
       self._samples.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -48,7 +49,9 @@ CASES = {
   "decode_sampling_top_k=-1": "must be at least 0",
   "decode_sampling_nucleus_p=1.5": "must be above 0 and at most 1",
   "rollout_micro_batch_size=0": "must be at least 1 prompt",
-  "rollout_engine=sglang": "native",
+  "rollout_engine=sglang": "native, vllm",
+  "vllm_engine_args={seed: 1}": "is for rollout_engine=vllm",
+  "rollout_check_period=2": "is for rollout_engine=vllm",
   "lora.lora_alpha=0 lora.enable_lora=true lora.lora_rank=8 lora_fresh_base=true": "must be above 0",
   "rollout_seed=-1": "0",
   "reward_weights={}": "names no reward function",
@@ -60,6 +63,17 @@ CASES = {
   "overlong_tokens=17": "must be at most 16",
   "use_grpo=false": "the GRPO trainer does GRPO; leave this key out",
   "use_dpo=true": "it asks for DPO, which the GRPO trainer does not do",
+}
+
+
+VLLM_CASES = {
+  "vllm_engine_args={model: other}": "model is set by the engine itself",
+  "vllm_engine_args={tensor_parallel_size: 2}": "tensor_parallel_size is set by the engine itself",
+  "vllm_engine_args=fast": "vllm_engine_args=fast",
+  "rollout_tensor_parallelism=2": "one replica on one device",
+  "rollout_data_parallelism=4": "one replica on one device",
+  "rollout_check_period=-1": "at least 0",
+  "decode_sampling_temperature=0.001": "vLLM samples at 0.01 or more",
 }
 
 
@@ -88,3 +102,26 @@ def test_refused_in_one_line(config: str, arguments: str):
 def test_grpo_keys_are_no_other_trainers(config: str):
   with pytest.raises(ConfigError, match="is a key of grpo training"):
     load_config([config, "reward_weights={exact_answer: 1}"], trainer="sft", environ={})
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_the_vllm_engine_is_refused_where_there_is_none(config: str, monkeypatch: pytest.MonkeyPatch, there: bool):
+  find_spec = importlib.util.find_spec
+  monkeypatch.setattr(importlib.util, "find_spec", lambda name: there or None if name == "vllm" else find_spec(name))
+  if there:
+    assert load_config([config, "rollout_engine=vllm"], trainer="grpo", environ={}).rollout_engine == "vllm"
+    return
+  with pytest.raises(ConfigError) as refused:
+    load_config([config, "rollout_engine=vllm"], trainer="grpo", environ={})
+  (line,) = refused.value.problems
+  assert line.startswith("command line: rollout_engine=vllm: vLLM is not installed; pip install")
+
+
+@pytest.mark.parametrize("arguments", VLLM_CASES)
+def test_what_the_vllm_engine_does_not_take(config: str, monkeypatch: pytest.MonkeyPatch, arguments: str):
+  find_spec = importlib.util.find_spec
+  monkeypatch.setattr(importlib.util, "find_spec", lambda name: True if name == "vllm" else find_spec(name))
+  with pytest.raises(ConfigError) as refused:
+    load_config([config, "rollout_engine=vllm", arguments], trainer="grpo", environ={})
+  (line,) = refused.value.problems
+  assert VLLM_CASES[arguments] in line
