@@ -69,7 +69,7 @@ CASES = {
 VLLM_CASES = {
   "vllm_engine_args={model: other}": "model is set by the engine itself",
   "vllm_engine_args={tensor_parallel_size: 2}": "tensor_parallel_size is set by the engine itself",
-  "vllm_engine_args=fast": "vllm_engine_args=fast",
+  "vllm_engine_args=fast": "vllm_engine_args: expected a mapping",
   "rollout_tensor_parallelism=2": "one replica on one device",
   "rollout_data_parallelism=4": "one replica on one device",
   "rollout_check_period=-1": "at least 0",
