@@ -33,7 +33,7 @@ MODEL = {
 
 def vllm_config(folder: Path, dp: int = 1, tp: int = 1, dcp: int = 1, **strategy: int) -> Any:
   """A real `VllmConfig` on eight devices."""
-  from vllm.config import ModelConfig, ParallelConfig, VllmConfig  # pyright: ignore[reportMissingImports]
+  from vllm.config import DeviceConfig, ModelConfig, ParallelConfig, VllmConfig  # pyright: ignore[reportMissingImports]
 
   (folder / "config.json").write_text(json.dumps(MODEL))
   sharding = {"sharding_strategy": {"device_indexes": list(range(8)), **strategy}}
@@ -45,6 +45,7 @@ def vllm_config(folder: Path, dp: int = 1, tp: int = 1, dcp: int = 1, **strategy
       decode_context_parallel_size=dcp,
       distributed_executor_backend="mp",
     ),
+    device_config=DeviceConfig(device="cpu"),
     additional_config={"sharding": sharding},
   )
 
@@ -101,7 +102,7 @@ def on_tpu_inference(monkeypatch: pytest.MonkeyPatch) -> None:
   def check(config: Any) -> None:
     config.sharding_config = sharding.ShardingConfigManager.from_vllm_config(config)
 
-  monkeypatch.setattr(type(current_platform), "check_and_update_config", check)
+  monkeypatch.setattr(type(current_platform), "check_and_update_config", staticmethod(check))
   monkeypatch.setenv("NEW_MODEL_DESIGN", "1")
 
 

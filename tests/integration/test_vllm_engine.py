@@ -29,7 +29,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.vllm]
 MODELS = {
   "llama, scanned": ("head_dim=32", "base_num_decoder_layers=3"),
   "llama 3.1, no filters": ("head_dim=32", "rope_type=llama3.1", "scan_layers=false"),
-  "qwen3, tied": ("head_dim=32", "decoder_block=qwen3", "use_qk_norm=true", "logits_via_embedding=true"),
+  "qwen3, tied": (
+    "head_dim=32",
+    "decoder_block=qwen3",
+    "use_qk_norm=true",
+    "logits_via_embedding=true",
+    "normalize_embedding_logits=false",
+  ),
 }
 GREEDY = SamplingOptions(max_new_tokens=16, temperature=0.0)
 SAMPLED = SamplingOptions(
