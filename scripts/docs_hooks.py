@@ -41,7 +41,8 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 def for_site(text: str) -> str:
   """A file of the repository's root as a page: links lead to pages, and the drawing is one that needs no script."""
   text = re.sub(r"```mermaid\n.*?```", _FLOW, text, flags=re.DOTALL)
-  text = re.sub(r"\]\(docs/", "](", text)
+  text = re.sub(r"\[docs/(\w+)\.md\]", lambda found: f"[{found[1].replace('_', ' ')}]", text)
+  text = text.replace("](docs/", "](")
   for page, source in _FROM_ROOT.items():
     text = text.replace(f"]({source})", f"]({page})")
   for name, shown in _FILES_IN_ROOT.items():

@@ -42,7 +42,12 @@ def configuration() -> str:
   for trainer in (None, *_STARTING_FILES):
     names = [name for name, key in OUR_KEYS.items() if key.trainer == trainer]
     if names:
-      lines += [f"### {'Every trainer' if trainer is None else title(trainer)}", "", *tables.table(names), ""]
+      lines += [
+        f"### {'Every trainer' if trainer is None else _capitalised(title(trainer))}",
+        "",
+        *tables.table(names),
+        "",
+      ]
   read = keys_read(tables.schema)
   lines += [
     "## MaxText's keys that this package reads",
@@ -110,7 +115,7 @@ def rooms() -> str:
   imports = room_imports()
   lines = ["| room | what it is for | imports |", "| --- | --- | --- |"]
   for room, others in imports.items():
-    names = [f"`{other}`" if at_start else f"`{other}`*" for other, at_start in others.items()]
+    names = [f"`{other}`" if at_start else f"`{other}`\\*" for other, at_start in others.items()]
     lines.append(f"| `{room}` | {_summary(room)} | {', '.join(names) or '–'} |")
   return "\n".join(lines)
 
@@ -180,9 +185,11 @@ class _KeyTables:
     kind = own.type if own is not None else type_of(key.spec)
     default = _shown(self._defaults[key.trainer], name) + "".join(self._differences(key))
     meaning = " ".join(key.description.split())
+    # Ours are Markdown; MaxText's may hold whatever a description may.
+    shown = meaning if own is not None else escaped(meaning)
     if own is None and key.trainer is not None:
-      meaning = f"*{title(key.trainer)} alone.* {meaning}"
-    return f'| <code id="{name}">{name}</code> | {code(kind)} | {default} | {escaped(meaning)} |'
+      shown = f"*{title(key.trainer)} alone.* {shown}"
+    return f'| <code id="{name}">{re.sub("([_.])", r"\1<wbr>", name)}</code> | {code(kind)} | {default} | {shown} |'
 
   def _differences(self, key: Key) -> Iterator[str]:
     for trainer, started in self._started.items():
@@ -259,6 +266,10 @@ def _names_in(tree: ast.Module, schema: Schema) -> set[str]:
 
 def _is_long_name(part: ast.expr) -> bool:
   return isinstance(part, ast.Constant) and re.fullmatch(r"\w{6,}", str(part.value)) is not None
+
+
+def _capitalised(text: str) -> str:
+  return text[0].upper() + text[1:]
 
 
 def _last_name(node: ast.expr) -> str | None:
