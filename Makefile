@@ -98,7 +98,7 @@ benchmark-distill: $(STAMP) $(TORCH_STAMP) ## our distillation step against TRL'
 	$(PYTHON) benchmarks/distillation_step.py
 
 benchmark-dpo: $(STAMP) $(TORCH_STAMP) ## our DPO step against TRL's DPOTrainer and MaxText's own, three pairs each
-	$(PYTHON) benchmarks/dpo_step.py --rival trl
+	$(PYTHON) benchmarks/dpo_step.py --rival trl scan_layers=false
 	$(PYTHON) benchmarks/dpo_step.py --rival maxtext
 
 benchmark-grpo: $(STAMP) $(TORCH_STAMP) ## our GRPO by phases against TRL's GRPOTrainer, generation against Tunix's sampler too
