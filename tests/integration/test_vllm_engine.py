@@ -211,7 +211,8 @@ def test_what_it_does_not_start_with(
   assert "\n" not in str(refused.value)
 
 
-def test_what_an_engine_lacks_is_told_with_its_value(llama: Engines, tmp_path: Path):
+def test_what_an_engine_lacks_is_told_with_its_value(llama: Engines, capsys: pytest.CaptureFixture[str]):
+  # capsys stands for a notebook: its standard output is no file.
   told: list[str] = []
   settings = VllmSettings(arguments={"swap_space": 2})
   engine = VllmEngine(llama.tiny.config, settings=settings, max_context=CONTEXT, max_batch=2, report=told.append)

@@ -71,9 +71,9 @@ def train(session: Any) -> None:
   assert session.train(StopRequest()) == 0
 
 
-def test_it_trains_with_what_vllm_writes(folder: Path, capsys: pytest.CaptureFixture[str]):
+def test_it_trains_with_what_vllm_writes(folder: Path, capfd: pytest.CaptureFixture[str]):
   train(session_of(folder, "run"))
-  said = capsys.readouterr().out
+  said = capfd.readouterr().out
   # Of five sets of weights every second is checked; what an evaluation was made with is not handed over again.
   assert said.count("greedy log-probabilities are within") == 3
   records = [record for record in read_metrics(folder / "run" / "metrics.jsonl") if record["kind"] == "train"]

@@ -17,8 +17,9 @@ import json
 import logging
 import os
 import shutil
+import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -170,7 +171,7 @@ class VllmEngine:
       listed = ", ".join(f"{name}={value!r}" for name, value in dropped.items())
       report(f"vLLM {self.version} has no engine argument for {listed}: left out")
     try:
-      with patched(known_patches()) as applied:
+      with patched(known_patches()) as applied, _output_with_a_number():
         for name in applied:
           report(f"vLLM {self.version}: {name} is patched while it starts")
         return LLM(**arguments)
@@ -331,6 +332,18 @@ def _set_environment(show_log: bool, *, on_cpu: bool) -> None:
   os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO" if show_log else "ERROR")
   if not show_log:
     logging.getLogger("vllm").setLevel(logging.ERROR)
+
+
+@contextlib.contextmanager
+def _output_with_a_number() -> Iterator[None]:
+  """Puts the process's own standard output in the place of one that is no file, as a notebook's; vLLM asks for it."""
+  try:
+    sys.stdout.fileno()
+    usable = True
+  except (AttributeError, OSError, ValueError):
+    usable = sys.__stdout__ is None
+  with contextlib.nullcontext() if usable else contextlib.redirect_stdout(sys.__stdout__):
+    yield
 
 
 def _reason(error: BaseException) -> str:
