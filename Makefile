@@ -5,13 +5,13 @@ TORCH_STAMP := .venv-torch/.installed
 VLLM_STAMP := .venv-vllm/.installed
 export JAX_PLATFORMS ?= cpu
 # A killed install leaves no stamp, so the next call starts it again.
-REQUIREMENTS := requirements/base.txt requirements/dev.txt requirements/demo.txt
+REQUIREMENTS := requirements/base.txt requirements/dev.txt requirements/docs.txt requirements/demo.txt
 # A file's tests share their fixtures, so a file stays with one worker.
 PYTEST := $(PYTHON) -m pytest -n $(or $(WORKERS),2) --dist loadfile
 
-.PHONY: help setup quickstart test test-fast test-vllm lint format torch-env vllm-env demo-gsm8k demo-smollm2 demo-dpo demo-distill \
-  demo-grpo-tiny handback-matrix benchmark-sft benchmark-trl benchmark-dpo benchmark-distill benchmark-checkpoint \
-  benchmark-generate lock clean
+.PHONY: help setup quickstart test test-fast test-vllm lint format torch-env vllm-env demo-gsm8k demo-smollm2 demo-dpo \
+  demo-distill demo-grpo-tiny demo-grpo-gsm8k notebooks handback-matrix benchmark-sft benchmark-trl benchmark-dpo \
+  benchmark-distill benchmark-grpo benchmark-checkpoint benchmark-generate docs dist lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | sort | expand -t 16
@@ -73,9 +73,16 @@ demo-dpo: $(STAMP) ## SmolLM2 learns to prefer right solutions to wrong ones, ac
 	rm -rf runs/dpo_smollm2 runs/dpo_smollm2-merged
 	$(PYTHON) scripts/demo_dpo.py
 
-demo-grpo-tiny: $(STAMP) ## SFT of a tiny model on sums, then GRPO with an exact-answer reward, three seeds
-	rm -rf runs/grpo_tiny_*
+demo-grpo-tiny: $(STAMP) ## SFT of a tiny model on sums mostly wrong, then GRPO with an exact-answer reward, three seeds
+	rm -rf runs/grpo_tiny runs/grpo_tiny_*
 	$(PYTHON) scripts/demo_grpo_tiny.py
+
+demo-grpo-gsm8k: $(STAMP) ## GRPO of SmolLM2 on GSM8K with the native engine, a dozen updates, each phase timed
+	rm -rf runs/grpo_gsm8k
+	$(PYTHON) scripts/demo_grpo_gsm8k.py
+
+notebooks: $(STAMP) ## run every notebook from top to bottom, and say how long each took
+	$(PYTHON) scripts/run_notebooks.py --output runs/notebooks/executed
 
 handback-matrix: $(STAMP) ## every trainer and pre-training read what every other wrote; the table is docs/handback_matrix.md
 	$(PYTHON) -m pytest tests/end_to_end/test_handback_matrix.py --handback-table docs/handback_matrix.md
@@ -91,8 +98,11 @@ benchmark-distill: $(STAMP) $(TORCH_STAMP) ## our distillation step against TRL'
 	$(PYTHON) benchmarks/distillation_step.py
 
 benchmark-dpo: $(STAMP) $(TORCH_STAMP) ## our DPO step against TRL's DPOTrainer and MaxText's own, three pairs each
-	$(PYTHON) benchmarks/dpo_step.py --rival trl
+	$(PYTHON) benchmarks/dpo_step.py --rival trl scan_layers=false
 	$(PYTHON) benchmarks/dpo_step.py --rival maxtext
+
+benchmark-grpo: $(STAMP) $(TORCH_STAMP) ## our GRPO by phases against TRL's GRPOTrainer, generation against Tunix's sampler too
+	$(PYTHON) benchmarks/grpo_step.py
 
 benchmark-checkpoint: $(STAMP) ## our saves and restores against Orbax alone and MaxText's own, three rounds
 	$(PYTHON) benchmarks/checkpoint.py
@@ -100,8 +110,16 @@ benchmark-checkpoint: $(STAMP) ## our saves and restores against Orbax alone and
 benchmark-generate: $(STAMP) $(TORCH_STAMP) ## generation here against Tunix's sampler and transformers' generate, seven rounds
 	$(PYTHON) benchmarks/generate.py
 
+docs: $(STAMP) ## build the documentation into site/, strictly; it opens without a server
+	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict
+
+dist: $(STAMP) ## build the wheel and the source archive into dist/
+	rm -rf dist
+	.venv/bin/uv build --quiet --no-build-isolation --python $(PYTHON) --out-dir dist
+	@ls dist
+
 lock: $(STAMP) ## pin the newest versions that pyproject.toml and requirements/*.in allow
 	bash scripts/lock.sh
 
 clean: ## remove runs and caches; the environment stays
-	rm -rf runs .cache .pytest_cache .ruff_cache build dist
+	rm -rf runs .cache .pytest_cache .ruff_cache build dist site

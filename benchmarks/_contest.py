@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from _runs import Hardware, Run, report
 
@@ -162,27 +163,39 @@ class Contest:
     """One process of `side`, from its start to its end."""
     self._runs += 1
     folder = self._folder / f"run-{self._runs}-{side.name}"
-    folder.mkdir()
     cache = self._folder / f"cache-{side.name}" if self._warm_cache else folder / "cache"
-    keys = {
-      "base_output_directory": str(folder / "output"),
-      "jax_cache_dir": str(cache),
-      **self._keys,
-    }
-    result_file, log_file = folder / "result.json", folder / "log"
-    keys |= side.keys
-    arguments = [*side.arguments, *(f"{key}={value}" for key, value in keys.items())]
-    command = [str(side.interpreter), str(side.script), str(result_file), *arguments]
-    environment = {**os.environ, "HF_HOME": str(folder / "hf"), "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-    with log_file.open("wb") as log:
-      started = time.monotonic()
-      code = subprocess.run(command, cwd=folder, env=environment, stdout=log, stderr=log, check=False).returncode
-    result = json.loads(result_file.read_text(encoding="utf-8")) if result_file.is_file() else {"completed": []}
-    steps = len(result["completed"])
-    if code or steps != int(keys["steps"]):
-      tail = "\n".join(log_file.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_TAIL:])
-      sys.exit(f"{tail}\n{side.name}: exit code {code} after {steps} of {keys['steps']} steps")
-    run = Run.of(result, started)
+    run = Run.of(*run_side(side, folder, {"jax_cache_dir": str(cache), **self._keys}))
     times = f"first step after {run.first_step_seconds:.2f} s, then {1e3 * run.step_seconds:.1f} ms a step"
     print(f"{title}: {side.name:<8} {times}", flush=True)
     return run
+
+
+def run_side(side: Side, folder: Path, keys: Mapping[str, str]) -> tuple[dict[str, Any], float]:
+  """One process of a side, from its start to its end; its run's folder is `folder/output/benchmark`.
+
+  Args:
+    side: which; its own keys stand over `keys`.
+    folder: is made.
+    keys: MaxText's.
+
+  Returns:
+    What its probe wrote, and the clock just before it was started.
+
+  Raises:
+    SystemExit: it failed, or made fewer updates than it was asked for.
+  """
+  folder.mkdir()
+  keys = {"base_output_directory": str(folder / "output"), **keys, **side.keys}
+  result_file, log_file = folder / "result.json", folder / "log"
+  arguments = [*side.arguments, *(f"{key}={value}" for key, value in keys.items())]
+  command = [str(side.interpreter), str(side.script), str(result_file), *arguments]
+  environment = {**os.environ, "HF_HOME": str(folder / "hf"), "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+  with log_file.open("wb") as log:
+    started = time.monotonic()
+    code = subprocess.run(command, cwd=folder, env=environment, stdout=log, stderr=log, check=False).returncode
+  result = json.loads(result_file.read_text(encoding="utf-8")) if result_file.is_file() else {"completed": []}
+  steps = len(result["completed"])
+  if code or steps != int(keys["steps"]):
+    tail = "\n".join(log_file.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_TAIL:])
+    sys.exit(f"{tail}\n{side.name}: exit code {code} after {steps} of {keys['steps']} steps")
+  return result, started

@@ -131,7 +131,8 @@ def _maxtexts_own(folder: Path, sizes: Mapping[str, str], items: Path) -> str:
     "tokenizer_path": str(config.parents[2] / "assets/tokenizers/tokenizer.llama2"),
   }
   lines = [f"base_config: {config}", *(f"{key}: {value}" for key, value in {**sizes, **own}.items())]
-  lines += ["student_overrides: {}", f"teacher_overrides: {{load_parameters_path: {items}}}"]
+  lines += ["student_overrides: {model_name: default}"]
+  lines += [f"teacher_overrides: {{model_name: default, load_parameters_path: {items}}}"]
   path = folder / "maxtexts.yml"
   path.write_text("\n".join(lines) + "\n", encoding="utf-8")
   try:

@@ -8,8 +8,10 @@ stand the figures.
 
 from __future__ import annotations
 
+import json
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from demo_steps import POSTTRAIN, Timed, find_gguf
@@ -24,21 +26,27 @@ _MODEL = Path("runs/smollm2")
 _CONFIG = _MODEL / "dpo.yml"
 _MERGED = Path("runs/dpo_smollm2-merged")
 _HELD_OUT = 40
+_LONGEST = 420
+"""Characters of a prompt with its longer completion: short pairs are many in the minutes there are."""
 _SHOWN = ("loss", "rewards/accuracies", "rewards/margins", "logps/accuracies", "logps/chosen", "logps/rejected")
 
 
 def part_pairs() -> None:
-  """Parts the pairs into those for training and the last ones, which are held out.
+  """Parts the short pairs into those for training and the last ones, which are held out.
 
   Raises:
     SystemExit: they are not there.
   """
   if not _PAIRS.is_file():
     sys.exit(f"error: demo-dpo: {_PAIRS}: no such file")
-  lines = _PAIRS.read_text(encoding="utf-8").splitlines(keepends=True)
+  lines = [line for line in _PAIRS.read_text(encoding="utf-8").splitlines(keepends=True) if _is_short(json.loads(line))]
   _PARTS.mkdir(parents=True, exist_ok=True)
   (_PARTS / "train.jsonl").write_text("".join(lines[:-_HELD_OUT]), encoding="utf-8")
   (_PARTS / "held_out.jsonl").write_text("".join(lines[-_HELD_OUT:]), encoding="utf-8")
+
+
+def _is_short(pair: Mapping[str, str]) -> bool:
+  return len(pair["prompt"]) + max(len(pair[name]) for name in ("chosen", "rejected")) <= _LONGEST
 
 
 def main() -> int:
@@ -52,7 +60,7 @@ def main() -> int:
   config = load_config([str(_CONFIG)], trainer="dpo")
   run = Path(config.base_output_directory) / config.run_name
   timed.run("DPO", sys.executable, "-m", "train_dpo", _CONFIG)
-  timed.run("inspect", POSTTRAIN, "inspect", run, "--require", "layout=maxtext", f"step={config.steps}")
+  timed.run("inspect", POSTTRAIN, "inspect", run, "--require", "layout=adapter", f"step={config.steps}")
   timed.run("merge", POSTTRAIN, "merge", run, _MERGED)
 
   records = list(read_metrics(run / "metrics.jsonl"))

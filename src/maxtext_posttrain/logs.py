@@ -6,6 +6,7 @@ import contextlib
 import io
 import logging
 import os
+import warnings
 from collections.abc import Iterator
 
 
@@ -26,11 +27,15 @@ def quiet_logs(show: bool) -> None:
 
 @contextlib.contextmanager
 def quiet_imports(*, show: bool) -> Iterator[None]:
-  """Keeps off the screen what MaxText and transformers print of absent optional parts while they are imported."""
+  """Keeps off the screen what MaxText and transformers print of absent optional parts while they are imported.
+
+  In a notebook without ipywidgets tqdm warns of them, although it draws its bars as text then.
+  """
   if show:
     yield
     return
   os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-  with contextlib.redirect_stdout(io.StringIO()):
+  with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+    warnings.filterwarnings("ignore", message="IProgress not found")
     yield

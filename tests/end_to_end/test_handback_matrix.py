@@ -24,6 +24,7 @@ from maxtext_posttrain.handback import pretraining_arguments
 from maxtext_posttrain.trainers.base import Session
 from maxtext_posttrain.trainers.distillation import Distillation
 from maxtext_posttrain.trainers.dpo import DPO
+from maxtext_posttrain.trainers.grpo import GRPO
 from maxtext_posttrain.trainers.objective import Objective
 from maxtext_posttrain.trainers.sft import SFT
 from maxtext_posttrain.trainers.signals import StopRequest
@@ -34,18 +35,28 @@ pytestmark = pytest.mark.slow
 
 STEPS = 2
 LAYOUTS = {"scanned": True, "unscanned": False}
-WRITERS = ("pre-training", "SFT", "SFT with LoRA, merged", "DPO", "ORPO", "distillation", "imported")
+WRITERS = ("pre-training", "SFT", "SFT with LoRA, merged", "DPO", "ORPO", "GRPO", "distillation", "imported")
 PRETRAINING = {
   "pre-training by run_name": "run_name",
   "pre-training by load_full_state_path": "load_full_state_path",
   "pre-training by load_parameters_path": "load_parameters_path",
 }
-TRAINERS = ("SFT", "DPO", "distillation as student", "distillation as teacher")
+TRAINERS = ("SFT", "DPO", "GRPO", "distillation as student", "distillation as teacher")
 READERS = (*PRETRAINING, *TRAINERS)
 
 Tree = dict[tuple, np.ndarray]
 
-CHATS = REPOSITORY / "configs" / "data" / "quickstart_chat.jsonl"
+DATA = REPOSITORY / "configs" / "data"
+CHATS = DATA / "quickstart_chat.jsonl"
+# Two prompts with two completions each are two updates; the reference is held.
+GRPO_KEYS = (
+  "max_prefill_predict_length=24",
+  "max_target_length=32",
+  "batch_size=2",
+  "rl.num_generations=2",
+  "rl.grpo_beta=0.1",
+  "reward_weights={finished: 1.0, overlong: 1.0}",
+)
 MODEL = (
   "tokenizer_type=sentencepiece",
   "tokenizer_path=maxtext://tokenizers/tokenizer.llama2",
@@ -100,7 +111,8 @@ class Bench:
     if not path.exists():
       base = "distillation.yml" if trainer == "distill" else f"{trainer}.yml"
       path.write_text(f"base_config: [{base}, {self.config}]\n", encoding="utf-8")
-    data = [f"hf_train_files={self.pairs if trainer == 'dpo' else CHATS}"]
+    files = {"dpo": self.pairs, "grpo": DATA / "sums.jsonl"}
+    data = [f"hf_train_files={files.get(trainer, CHATS)}", *(GRPO_KEYS if trainer == "grpo" else ())]
     steps = [] if any(key.startswith("steps=") for key in keys) else [f"steps={STEPS}"]
     return [str(path), f"run_name={name}", *steps, *data, *keys]
 
@@ -110,10 +122,12 @@ class Bench:
     assert session.train(StopRequest()) == 0
     return session
 
-  def pretraining_argv(self, name: str, *, way: str, source: str, step: int, steps: int) -> list[str]:
+  def pretraining_argv(self, name: str, *, way: str, source: str, step: int, steps: int, role: str = "") -> list[str]:
     """Real pre-training's arguments for going on from a run's step."""
     overrides = load_config(self.argv("sft", source)).maxtext_overrides()
-    argv = pretraining_arguments(overrides, way=way, run_name=source, step=step, steps=steps, new_run_name=name)
+    argv = pretraining_arguments(
+      overrides, way=way, run_name=source, step=step, steps=steps, new_run_name=name, role=role
+    )
     return [*argv, "dataset_type=synthetic", f"metrics_file={self.folder / f'{name}.jsonl'}"]
 
   def pretrain(self, argv: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> tuple[Tree, dict[int, float]]:
@@ -189,10 +203,12 @@ def write(bench: Bench, writer: str, monkeypatch: pytest.MonkeyPatch, written: d
     "SFT": (SFT(), "sft", []),
     "DPO": (DPO(), "dpo", [start]),
     "ORPO": (DPO(), "dpo", [start, "dpo.algo=orpo"]),
+    "GRPO": (GRPO(), "grpo", [start]),
     "distillation": (Distillation(), "distill", [start, *teacher(written["pre-training"].folder)]),
   }[writer]
   session = bench.train(objective, trainer, writer, *keys)
-  return whole(bench.folder / writer / "checkpoints" / str(STEPS), session.first_pretraining_loss(bench, writer))
+  steps = bench.folder / writer / "checkpoints" / objective.checkpoint_role
+  return whole(steps / str(STEPS), session.first_pretraining_loss(bench, writer))
 
 
 def teacher(folder: Path) -> list[str]:
@@ -245,14 +261,15 @@ def test_pair(
 
 def read_by_pretraining(bench: Bench, checkpoint: Written, way: str, name: str, monkeypatch: pytest.MonkeyPatch) -> str:
   """Real pre-training goes on from a checkpoint in one of its ways; what it read, in a word."""
-  source = checkpoint.folder.parents[1].name
+  run, _, *roles = checkpoint.folder.parent.relative_to(bench.folder).parts
   if way == "run_name":
-    # Each reader has the folder to itself.
-    shutil.copytree(bench.folder / source, bench.folder / name)
-    source = name
+    # Each reader has the folder to itself. By name pre-training finds no `actor`: its steps are laid where it looks.
+    shutil.copytree(checkpoint.folder.parent, bench.folder / name / "checkpoints")
+    run, roles = name, []
   step = int(checkpoint.folder.name)
   first = 0 if way == "load_parameters_path" else checkpoint.step
-  argv = bench.pretraining_argv(name, way=way, source=source, step=step, steps=first + 2)
+  role = "".join(f"{part}/" for part in roles)
+  argv = bench.pretraining_argv(name, way=way, source=run, step=step, steps=first + 2, role=role)
   read, losses = bench.pretrain(argv, monkeypatch)
   if checkpoint.whole and way != "load_parameters_path":
     runs.assert_same_items(read, checkpoint.tree)
@@ -280,11 +297,12 @@ def read_by_trainer(bench: Bench, checkpoint: Written, reader: str, name: str) -
   objective, trainer, more = {
     "SFT": (SFT(), "sft", []),
     "DPO": (DPO(), "dpo", []),
+    "GRPO": (GRPO(), "grpo", []),
     "distillation as student": (Distillation(), "distill", teacher(checkpoint.folder)),
   }[reader]
   session = bench.train(objective, trainer, name, *keys, *more)
   assert session.trainer.train_steps == steps
-  if reader == "DPO":
+  if reader in ("DPO", "GRPO"):
     runs.assert_same_items(frozen_parameters(session, "reference"), parameters(checkpoint.tree))
   if checkpoint.whole:
     runs.assert_same_items(session.read, checkpoint.tree)

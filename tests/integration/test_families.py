@@ -120,6 +120,20 @@ def test_greedy_tokens_are_transformers(imported: Imported) -> None:
   assert [one.token_ids for one in engine.generate(prompts, options)] == wanted
 
 
+def test_fifty_prompts_are_completed_as_transformers_completes_each(
+  tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+  """Prompts of 1 to 40 tokens together, in waves of 16: made by scripts/make_greedy_reference.py."""
+  assert run_cli(["import", str(families.FOLDER / "llama3_1"), str(tmp_path / "imported")], capfd).code == 0
+  loaded = load_model(find_source(str(tmp_path / "imported")), fixed=HERE)
+  rows = json.loads((families.FOLDER.parent / "greedy_prompts.json").read_text(encoding="utf-8"))
+  assert len(rows) == 50
+  options = SamplingOptions(max_new_tokens=len(rows[0]["tokens"]), temperature=0.0)
+  engine = NativeEngine(loaded.maxtext, loaded.mesh, loaded.model, max_context=64, max_batch=16)
+  completions = engine.generate([row["prompt"] for row in rows], options)
+  assert [one.token_ids for one in completions] == [row["tokens"] for row in rows]
+
+
 def test_real_pre_training_loads_the_weights(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
   """`load_parameters_path`, twice with a learning rate of 0: imported weights give one loss, fresh ones another."""
   folder = tmp_path / "imported"

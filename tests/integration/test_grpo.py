@@ -11,8 +11,11 @@ import numpy as np
 import pytest
 
 from maxtext_posttrain.config import load_config
-from maxtext_posttrain.errors import PostTrainError
+from maxtext_posttrain.data.prompts import prompt_tokenizer
+from maxtext_posttrain.errors import GenerationError, PostTrainError
 from maxtext_posttrain.report import read_metrics
+from maxtext_posttrain.rollout.text import chat_stops
+from maxtext_posttrain.rollout.tunix_rollout import NativeRollout
 from tests.conftest import REPOSITORY
 from tests.support import runs
 
@@ -109,6 +112,85 @@ def test_resumed_inside_a_rollout_it_comes_to_the_same_bits(folder: Path, uninte
   assert (run / "samples.jsonl").read_text() == (uninterrupted / "samples.jsonl").read_text()
 
 
+def test_killed_in_the_middle_of_a_rollouts_updates_it_comes_to_the_same_bits(folder: Path, uninterrupted: Path):
+  """A SIGKILL after update 7 of the second rollout's 5 to 8; the checkpoint before lies inside that rollout too."""
+  run = folder / "killed"
+  argv = arguments(folder, run.name, *KEYS)
+  process = runs.GrpoProcess(argv, folder / "killed.log")
+  assert process.wait_for(run, 7), process.output()
+  process.kill()
+  actor = run / "checkpoints" / "actor"
+  assert sorted(path.name for path in actor.iterdir() if path.name.isdigit())[:2] == ["3", "6"]
+  shutil.rmtree(actor / "8", ignore_errors=True)
+  resumed = runs.GrpoProcess(argv, folder / "killed.last.log")
+  assert resumed.wait() == 0, resumed.output()
+  assert "step 6 of 8, ready" in resumed.output()
+  runs.assert_same_items(runs.items(actor / "8"), runs.items(uninterrupted / "checkpoints" / "actor" / "8"))
+  assert metrics(run) == metrics(uninterrupted)
+  assert (run / "samples.jsonl").read_text() == (uninterrupted / "samples.jsonl").read_text()
+
+
+def test_an_engine_that_dies_ends_the_run_and_loses_nothing(
+  folder: Path, uninterrupted: Path, monkeypatch: pytest.MonkeyPatch
+):
+  """It answers evaluations, of 8 prompts a call, and the first rollout, of 16 completions, and dies in the second."""
+  rollouts: list[int] = []
+  generate = NativeRollout.generate
+
+  def dying(self: NativeRollout, prompts: Any, rollout_config: Any, **kwargs: Any) -> Any:
+    if len(prompts) == 16:
+      rollouts.append(len(rollouts))
+      if len(rollouts) == 2:
+        raise GenerationError("the engine died")
+    return generate(self, prompts, rollout_config, **kwargs)
+
+  argv = arguments(folder, "died", *KEYS)
+  with monkeypatch.context() as patch:
+    patch.setattr(NativeRollout, "generate", dying)
+    with pytest.raises(PostTrainError, match="the engine died"):
+      train(argv)
+  actor = folder / "died" / "checkpoints" / "actor"
+  assert [path.name for path in actor.iterdir()] == ["3"]
+  train(argv)
+  runs.assert_same_items(runs.items(actor / "8"), runs.items(uninterrupted / "checkpoints" / "actor" / "8"))
+
+
+LORA = ("lora.enable_lora=true", "lora.lora_rank=4", "lora.lora_alpha=8", "lora_fresh_base=true", "learning_rate=1e-2")
+
+
+@pytest.fixture(scope="module")
+def adapter(folder: Path) -> Any:
+  """A run with an adapter, still in memory."""
+  return train(arguments(folder, "adapter", *KEYS, *LORA))
+
+
+def test_an_adapter_is_sampled_from_and_its_base_is_the_reference(folder: Path, adapter: Any):
+  # No second copy of the weights is held.
+  assert adapter.frozen.abstract == {}
+  records = [record for record in read_metrics(folder / "adapter" / "metrics.jsonl") if record["kind"] == "train"]
+  assert len(records) == 8
+  assert max(record["engine_gap"] for record in records) < 1e-4
+  # The engine writes with the adapter: else the ratio of the second rollout's first update would not be 1.
+  assert [record["ratio"] for record in records[::4]] == pytest.approx([1.0, 1.0], abs=1e-5)
+  assert records[0]["kl"] == pytest.approx(0.0, abs=1e-8)
+  assert records[4]["kl"] > 1e-5
+  assert records[4]["importance_weight"] == pytest.approx(1.0, abs=1e-3)
+
+
+def test_the_adapter_alone_is_saved_and_a_run_goes_on_with_it(folder: Path, adapter: Any):
+  steps = folder / "adapter" / "checkpoints" / "actor"
+  saved = runs.items(steps / "8")
+  assert {path[-1] for path in saved if path[0] == "params"} == {"kernel_lora_a", "kernel_lora_b"}
+  run = folder / "adapter-resumed"
+  run.mkdir()
+  for name in ("metrics.jsonl", "samples.jsonl", "run.json"):
+    shutil.copy(folder / "adapter" / name, run / name)
+  shutil.copytree(steps / "6", run / "checkpoints" / "actor" / "6")
+  train(arguments(folder, run.name, *KEYS, *LORA))
+  runs.assert_same_items(runs.items(run / "checkpoints" / "actor" / "8"), saved)
+  assert metrics(run) == metrics(folder / "adapter")
+
+
 def test_the_metrics_say_what_happened(uninterrupted: Path):
   train_records = [record for record in read_metrics(uninterrupted / "metrics.jsonl") if record["kind"] == "train"]
   assert [record["step"] for record in train_records] == list(range(1, 9))
@@ -173,6 +255,52 @@ def test_one_update_a_rollout_with_the_engines_log_probabilities(folder: Path):
     assert record["masked_completions"] == record["truncated_completions"] * 8
 
 
+MISBEHAVE = {
+  "raises": ("raise ValueError('bad')", "ValueError: bad"),
+  "hangs": ("import time; time.sleep(1000)", "it took longer than 1 s"),
+  "is-nan": ("return [float('nan')] * len(prompts)", "it returned nan, not a finite number"),
+  "is-infinite": ("return [float('inf')] * len(prompts)", "it returned inf, not a finite number"),
+  "short": ("return [1.0] * (len(prompts) - 1)", "it returned 3 numbers for 4 completions"),
+  "long": ("return [1.0] * (len(prompts) + 1)", "it returned 5 numbers for 4 completions"),
+  "text": ("return 'good'", "it returned str, not a list of numbers"),
+  "ends": ("import os; os._exit(3)", "its process ended (exit code 3)"),
+}
+
+
+def test_rewards_that_misbehave_in_every_way_cost_their_scores_alone(folder: Path, capsys: pytest.CaptureFixture[str]):
+  """Beside them a sound one still teaches, and the checkpoint is there. The chat's ends of turn are ordinary text."""
+  source = "".join(
+    f"def {name.replace('-', '_')}(prompts, completions, answers):\n  {body}\n\n\n"
+    for name, (body, _) in MISBEHAVE.items()
+  )
+  (folder / "misbehave.py").write_text(source)
+  weights = {f"{folder}/mine.py:even": 1.0}
+  weights |= {f"{folder}/misbehave.py:{name.replace('-', '_')}": 0.5 for name in MISBEHAVE}
+  session = train(
+    arguments(folder, "misbehave", "batch_size=null", "steps=1", "eval_interval=-1", "rl.num_generations=4",
+              f"reward_weights={json.dumps(weights)}", "reward_worker_timeout_seconds=1", "reward_failure_score=-1",
+              "chat_template=chatml", "max_prefill_predict_length=64", "max_target_length=72")
+  )  # fmt: skip
+  (record,) = [each for each in read_metrics(folder / "misbehave" / "metrics.jsonl") if each["kind"] == "train"]
+  # Two prompts: two calls of each function.
+  assert record["reward_failures"] == 2 * len(MISBEHAVE)
+  assert record["reward"] == pytest.approx(record["reward/even"] - 0.5 * len(MISBEHAVE))
+  assert record["zero_spread_groups"] < 1
+  assert record["grad_norm"] > 0
+  told = capsys.readouterr().out
+  for name, (_, says) in MISBEHAVE.items():
+    line = f"reward {folder}/misbehave.py:{name.replace('-', '_')} failed in 2 of 2 calls, first: "
+    assert [text for text in told.splitlines() if line in text and says in text], name
+  assert (folder / "misbehave" / "checkpoints" / "actor" / "1" / "items").is_dir()
+  # As `posttrain generate` and `eval` end answers: at eos, and at what the template writes after a turn.
+  tokenizer = prompt_tokenizer(session.config)
+  _, sequences = chat_stops(tokenizer)
+  players = session.objective._players
+  assert sequences
+  assert set(players._ends) == {(tokenizer.eos_id,), *sequences}
+  assert players.engine._sampling(players._sampling).stop_sequences == sequences
+
+
 def test_a_reward_that_fails_now_and_then_ends_nothing(folder: Path):
   (folder / "bad.py").write_text(
     "import os\nCALLS = []\n"
@@ -201,6 +329,11 @@ def test_a_reward_that_fails_now_and_then_ends_nothing(folder: Path):
     (("reward_weights={gone.py:f: 1}",), "gone.py: no such file"),
     (("max_prefill_predict_length=4",), "prompt too long"),
     (("train_data_columns=[question,solution]",), "has no column 'solution'"),
+    (("rl.force_on_policy_ratio=true", "rl.num_iterations=1"), "is for one update a rollout, and batch_size=4 makes 2"),
+    (("load_parameters_path=gone/items",), "gone/items"),
+    (("tokenizer_path=gone.model",), "gone.model"),
+    (("hf_train_files=gone.jsonl",), "gone.jsonl"),
+    (("lora.enable_lora=true", "lora.lora_rank=4", "lora.lora_alpha=8"), "load_parameters_path is missing"),
   ],
 )
 def test_what_cannot_be_is_said_in_one_line(folder: Path, extra: tuple[str, ...], says: str):

@@ -134,6 +134,12 @@ class DpoProcess(SftProcess):
   trainer = "dpo"
 
 
+class GrpoProcess(SftProcess):
+  """`posttrain grpo` likewise."""
+
+  trainer = "grpo"
+
+
 def sft_overrides(argv: Sequence[str]) -> dict[str, Any]:
   return load_config(argv).maxtext_overrides()
 

@@ -53,12 +53,13 @@ def run(arguments: Sequence[str]) -> int:
   )
   options = parser.parse_args(arguments)
   required = [_parse_requirement(text) for text in options.require]
-  inspection = _inspect(options.path, options.step)
+  os.environ.setdefault("JAX_PLATFORMS", "cpu")
+  inspection = inspect(options.path, options.step)
   facts = _facts(inspection)
   if options.json:
     print(json.dumps(_document(inspection, facts, leaves=options.leaves), indent=2, default=str))
   else:
-    print("\n".join(_report(inspection, leaves=options.leaves)))
+    print("\n".join(describe(inspection, leaves=options.leaves)))
   unmet = [
     f"{inspection.location.root}: {key} is {facts[key]}, {value} is required"
     for key, value in required
@@ -80,8 +81,12 @@ def _parse_requirement(text: str) -> tuple[str, str]:
   return key, value
 
 
-def _inspect(path: str, step: int | None) -> Inspection:
-  os.environ.setdefault("JAX_PLATFORMS", "cpu")
+def inspect(path: str, step: int | None) -> Inspection:
+  """Examines the step that a path means, the newest one unless `step` says which.
+
+  Raises:
+    CheckpointError: the path means no step.
+  """
   from maxtext_posttrain.checkpointing.inspection import inspect_step
   from maxtext_posttrain.logs import quiet_logs
 
@@ -155,7 +160,8 @@ def _document(inspection: Inspection, facts: Mapping[str, str], *, leaves: bool)
   }
 
 
-def _report(inspection: Inspection, *, leaves: bool) -> Iterator[str]:
+def describe(inspection: Inspection, *, leaves: bool) -> Iterator[str]:
+  """What the command prints, line by line; with `leaves` every array instead of groups."""
   from maxtext_posttrain.checkpointing import diagnosis
   from maxtext_posttrain.checkpointing.inspection import LAYOUTS
   from maxtext_posttrain.commands.next_commands import next_commands

@@ -44,7 +44,7 @@ _AT_LEAST: Mapping[str, float] = {
 _BELOW_ONE = ("adam_b1", "adam_b2", "muon_beta")
 _LARGEST_SEED = 2**32 - 1
 
-_UNSUPPORTED: Mapping[str, str] = {
+UNSUPPORTED: Mapping[str, str] = {
   "colocated_python_data_input": "reading data on remote hosts is not supported",
   "elastic_enabled": "elastic training is not supported",
   "enable_continuous_checkpointing": "continuous checkpointing is not supported; use checkpoint_period",
@@ -228,7 +228,7 @@ class Checks:
       yield f"{self._at(own)}: the {title(trainer)} trainer does {title(trainer)}; leave this key out"
 
   def _unsupported(self) -> Iterator[str]:
-    for name, why in _UNSUPPORTED.items():
+    for name, why in UNSUPPORTED.items():
       if self._value(name):
         yield f"{self._at(name)}: {why}"
     if self._value("mtp_num_layers") > 0:

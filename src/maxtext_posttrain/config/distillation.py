@@ -49,7 +49,7 @@ _SAME_SIZES = (
 )
 """What a layer must have in common with the one it is copied from."""
 
-_UNSUPPORTED: Mapping[str, str] = {
+UNSUPPORTED: Mapping[str, str] = {
   "use_dpo": "it asks for DPO, which the distillation trainer does not do",
   "use_grpo": "it asks for GRPO, which the distillation trainer does not do",
   "use_sft": "it asks for SFT, which the distillation trainer does not do; distill_alpha=0 is that",
@@ -115,7 +115,7 @@ class DistillationChecks:
     yield from self._losses()
     yield from self._features()
     yield from self._start()
-    for name, why in _UNSUPPORTED.items():
+    for name, why in UNSUPPORTED.items():
       if self._value(name):
         yield f"{self._at(name)}: {why}"
 

@@ -38,7 +38,7 @@ _VLLM_KEYS = ("vllm_engine_args", "rollout_check_period")
 _ONE_REPLICA = ("rollout_tensor_parallelism", "rollout_data_parallelism", "rollout_expert_parallelism")
 
 
-_ELSEWHERE: Mapping[str, str] = {
+ELSEWHERE: Mapping[str, str] = {
   "num_generations": "say rl.num_generations",
   "num_iterations": "say rl.num_iterations",
   "grpo_beta": "say rl.grpo_beta",
@@ -84,7 +84,7 @@ def problems(value: Callable[[str], Any], is_set: Callable[[str], bool], at: Cal
     is_set: whether someone set the key.
     at: `where: key=value`, for the start of a line.
   """
-  for name, instead in _ELSEWHERE.items():
+  for name, instead in ELSEWHERE.items():
     if is_set(name):
       yield f"{at(name)}: {instead}"
   yield from _loss_problems(value, at)
@@ -130,8 +130,6 @@ def _rollout_problems(value: Callable[[str], Any], at: Callable[[str], str]) -> 
     yield f"{at('decode_sampling_nucleus_p')}: must be above 0 and at most 1, or -1 to keep every token"
   if value("rollout_micro_batch_size") != -1 and value("rollout_micro_batch_size") < 1:
     yield f"{at('rollout_micro_batch_size')}: must be at least 1 prompt, or -1 for all at once"
-  if value("lora.enable_lora"):
-    yield f"{at('lora.enable_lora')}: rollout_engine=native does not write with an adapter yet; train all weights"
   if value("dataset_type") == "synthetic":
     yield f"{at('dataset_type')}: prompts can't be made up; use hf or grain"
 
@@ -146,6 +144,8 @@ def _engine_problems(
     return
   if importlib.util.find_spec("vllm") is None:
     yield f"{at('rollout_engine')}: {VLLM_MISSING}"
+  if value("lora.enable_lora"):
+    yield f"{at('rollout_engine')}: vLLM does not write with an adapter yet; set rollout_engine=native"
   for name in VLLM_OWNED:
     if name in value("vllm_engine_args"):
       yield f"{at('vllm_engine_args')}: {name} is set by the engine itself; leave it out"

@@ -116,8 +116,8 @@ def importance_ratio(
 ) -> jax.Array:
   """How much more probable the policy makes each token than the policy that wrote it.
 
-  GRPO: π(token) / π_old(token) (https://arxiv.org/abs/2402.03300, eq. 3). GSPO-token
-  (https://arxiv.org/abs/2507.18071, eq. 7 and 14): the geometric mean of a sequence's ratios, with each token's own
+  GRPO: π(token) / π_old(token) (https://arxiv.org/abs/2402.03300, eq. 3). GSPO-token (Group Sequence Policy
+  Optimization, https://arxiv.org/abs/2507.18071): the geometric mean of a sequence's ratios, with each token's own
   gradient: sg[s] · π / sg[π], s = exp(mean of log π − log π_old).
 
   Args:

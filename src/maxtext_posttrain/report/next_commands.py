@@ -59,7 +59,7 @@ def next_commands(run: RunFolder, available: Collection[str]) -> list[NextComman
       note = "Pre-training and other trainers start from the merged weights with load_parameters_path."
       found.append(NextCommand("Merge its adapter into full weights", merge, note))
     else:
-      found += _hand_back(record, run.checkpoints[-1].step)
+      found += _hand_back(run, record)
   return found
 
 
@@ -85,12 +85,18 @@ def _evaluate(record: RunRecord) -> NextCommand:
   return NextCommand("Evaluate it", shlex.join([*command, "--data", "held-out.jsonl"]), note)
 
 
-def _hand_back(record: RunRecord, step: int) -> Iterator[NextCommand]:
+def _hand_back(run: RunFolder, record: RunRecord) -> Iterator[NextCommand]:
   if "base_output_directory" not in record.maxtext_overrides:
     return
+  step = run.checkpoints[-1].step
   try:
     arguments = pretraining_arguments(
-      record.maxtext_overrides, way="run_name", run_name=record.name, step=step, steps=step + _MORE_STEPS
+      record.maxtext_overrides,
+      way="load_full_state_path" if run.checkpoint_role else "run_name",
+      run_name=record.name,
+      step=step,
+      steps=step + _MORE_STEPS,
+      role=run.checkpoint_role,
     )
   except ModuleNotFoundError:
     return

@@ -14,6 +14,8 @@ from maxtext_posttrain.report.evaluations import evaluation_figures
 from maxtext_posttrain.report.metrics_file import read_metrics
 from maxtext_posttrain.report.run_file import RunRecord
 
+_ACTOR = "actor"
+
 
 @dataclass
 class Curve:
@@ -39,9 +41,15 @@ class Checkpoint:
 
   step: int
   bytes: int
+  path: Path
+
+  @property
+  def items(self) -> Path:
+    """What `load_parameters_path` and `load_full_state_path` name."""
+    return self.path / "items"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RunFolder:
   """What lies in a run's folder.
 
@@ -52,6 +60,7 @@ class RunFolder:
     checkpoints: in order of steps.
     evaluations: what `posttrain eval` found, by name.
     completions: a few that the model wrote while it was trained, where it was trained on its own.
+    checkpoint_role: the folder between `checkpoints` and the steps, with its slash; reinforcement learning has one.
   """
 
   path: Path
@@ -60,6 +69,7 @@ class RunFolder:
   checkpoints: list[Checkpoint]
   evaluations: dict[str, str] = field(default_factory=dict)
   completions: list[WrittenCompletion] = field(default_factory=list)
+  checkpoint_role: str = ""
 
   @property
   def name(self) -> str:
@@ -74,6 +84,21 @@ class RunFolder:
   def last_step(self) -> int:
     """The last update that was reported, 0 without any."""
     return max((curve.steps[-1] for (kind, _), curve in self.curves.items() if kind == "train"), default=0)
+
+  @property
+  def newest(self) -> Checkpoint:
+    """The checkpoint of the last step that was saved.
+
+    Raises:
+      ReportError: none was.
+    """
+    if not self.checkpoints:
+      raise ReportError(f"{self.path}: holds no checkpoint; was it trained with enable_checkpointing=true?")
+    return self.checkpoints[-1]
+
+  def __repr__(self) -> str:
+    kept = ", ".join(str(checkpoint.step) for checkpoint in self.checkpoints) or "none"
+    return f"RunFolder({str(self.path)!r}: step {self.last_step}, checkpoints {kept})"
 
   @classmethod
   def read(cls, path: Path) -> RunFolder:
@@ -98,8 +123,14 @@ class RunFolder:
       raise ReportError(f"{error.filename or path}: can't be read: {error.strerror or error}") from error
     if not curves and record is None:
       raise ReportError(f"{metrics}: holds no metrics, and there is no run.json: there is nothing to show")
-    checkpoints = list(_checkpoints(_checkpoint_folder(path, record)))
-    return cls(path, curves, record, checkpoints, evaluation_figures(path), completions)
+    folder = _checkpoint_folder(path, record)
+    role = f"{_ACTOR}/" if folder.name == _ACTOR else ""
+    return cls(path, curves, record, list(_checkpoints(folder)), evaluation_figures(path), completions, role)
+
+
+def run_directory(base_output_directory: str, run_name: str) -> Path:
+  """`<base_output_directory>/<run_name>`; for a bucket, `runs/<run_name>` here: metrics are appended by the line."""
+  return Path("runs" if "://" in base_output_directory else base_output_directory) / run_name
 
 
 def _curves(path: Path) -> dict[tuple[str, str], Curve]:
@@ -130,8 +161,8 @@ def _number(value: Any) -> float | None:
 def _checkpoint_folder(path: Path, record: RunRecord | None) -> Path:
   """The folder beside the metrics; else, where the run's metrics lie apart from its checkpoints, the recorded one."""
   beside = path / "checkpoints"
-  if (beside / "actor").is_dir():
-    return beside / "actor"
+  if (beside / _ACTOR).is_dir():
+    return beside / _ACTOR
   if beside.is_dir() or record is None or record.checkpoints is None or "://" in record.checkpoints:
     return beside
   return Path(record.checkpoints)
@@ -142,4 +173,4 @@ def _checkpoints(folder: Path) -> Iterator[Checkpoint]:
     return
   steps = [path for path in folder.iterdir() if path.name.isdecimal() and path.name.isascii() and path.is_dir()]
   for path in sorted(steps, key=lambda path: int(path.name)):
-    yield Checkpoint(int(path.name), sum(file.lstat().st_size for file in path.rglob("*") if file.is_file()))
+    yield Checkpoint(int(path.name), sum(file.lstat().st_size for file in path.rglob("*") if file.is_file()), path)

@@ -35,6 +35,7 @@ from maxtext_posttrain.optimizer import add_gradient_clipping
 from maxtext_posttrain.performance import compiler_options, peak_tflops, throughput_metrics
 from maxtext_posttrain.report import Reporter
 from maxtext_posttrain.report.run_file import RunRecord
+from maxtext_posttrain.report.run_folder import run_directory
 from maxtext_posttrain.trainers import plan
 from maxtext_posttrain.trainers.frozen import FrozenModels
 from maxtext_posttrain.trainers.loop import PostTrainer
@@ -186,10 +187,8 @@ class Session:
 
   @property
   def run_directory(self) -> Path:
-    """`<base_output_directory>/<run_name>`; for a bucket, `runs/<run_name>` here: metrics are appended by the line."""
-    if "://" in self.maxtext.checkpoint_dir:
-      return Path("runs") / self.maxtext.run_name
-    return Path(self.maxtext.checkpoint_dir).parent
+    """Where metrics and the page go; see `report.run_folder.run_directory`."""
+    return run_directory(self.maxtext.base_output_directory, self.maxtext.run_name)
 
   @property
   def checkpoint_directory(self) -> str:

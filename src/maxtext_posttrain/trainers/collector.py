@@ -83,6 +83,7 @@ class RolloutCollector:
     rewards: RewardPool,
     settings: CollectorSettings,
     shape: RolloutShape,
+    engine_weights: Callable[[Any], Any] = lambda weights: weights,
     old_log_probs: LogProbs | None = None,
     on_samples: Callable[[int, Sequence[WrittenSample]], None] | None = None,
     on_trouble: Callable[[str], None] = print,
@@ -92,10 +93,11 @@ class RolloutCollector:
     Args:
       prompts: by number.
       engine: writes completions, and says their log-probabilities.
-      weights: the policy's, for the engine, once the update before has made them.
+      weights: the policy's, once the update before has made them.
       rewards: scores completions.
       settings: see `CollectorSettings`.
       shape: the sizes.
+      engine_weights: makes the engine's weights of the policy's, where these hold an adapter.
       old_log_probs: a micro-batch to the policy's own log-probabilities [rows, length]; None takes the engine's.
       on_samples: is handed the rollout's number and every completion of it.
       on_trouble: is told of reward calls that failed, a line each.
@@ -103,6 +105,7 @@ class RolloutCollector:
     self._prompts = prompts
     self._engine = engine
     self._weights = weights
+    self._engine_weights = engine_weights
     self._rewards = rewards
     self._settings = settings
     self._shape = shape
@@ -120,7 +123,7 @@ class RolloutCollector:
     clock = [time.perf_counter()]
     weights = self._weights()
     clock.append(time.perf_counter())
-    self._engine.update_params(weights)
+    self._engine.update_params(self._engine_weights(weights))
     clock.append(time.perf_counter())
     asked = [int(row) for row in rows if row != PADDING_ROW]
     # Tunix's engines are declared to take texts; ours take tokens too.

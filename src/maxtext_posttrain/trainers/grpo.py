@@ -23,7 +23,7 @@ import numpy as np
 from flax import nnx
 from tunix.rl.rollout import base_rollout
 
-from maxtext_posttrain import maxtext_api
+from maxtext_posttrain import maxtext_api, maxtext_lora
 from maxtext_posttrain.data import BATCH_KEYS, BatchIterator, PreparedData
 from maxtext_posttrain.data import Batch as HostBatch
 from maxtext_posttrain.data.prompts import PromptDataset, RolloutShape, prepare_prompts, prompt_tokenizer
@@ -82,8 +82,9 @@ class GRPO(Objective):
     return spec | {key: jax.ShapeDtypeStruct((batch,), jnp.float32) for key in _ROWS}
 
   def frozen_models(self, config: Any, maxtext: MaxTextConfig) -> Mapping[str, FrozenModel]:
-    """The weights the run starts from, where there is a penalty for leaving them."""
-    return {REFERENCE: FrozenModel(maxtext)} if config.rl.grpo_beta else {}
+    """The weights the run starts from, where there is a penalty for leaving them; of an adapter these are the base."""
+    held = config.rl.grpo_beta and not maxtext_lora.lora_enabled(maxtext)
+    return {REFERENCE: FrozenModel(maxtext)} if held else {}
 
   def loss(self, model: nnx.Module, batch: Batch, context: LossContext) -> LossOutput:
     """The objective summed as `rl.loss_agg_mode` has it; the metrics are means over tokens. Dropout is off."""
@@ -101,8 +102,10 @@ class GRPO(Objective):
     cap = config.rl.importance_sampling_cap
     weights = None if cap is None else truncated_importance_weights(old, engine, mask, cap)
     reference = None
-    if REFERENCE in context.frozen:
-      frozen, its = context.frozen[REFERENCE], context.frozen_maxtext[REFERENCE]
+    if config.rl.grpo_beta:
+      frozen, its = context.frozen.get(REFERENCE), context.frozen_maxtext.get(REFERENCE, maxtext)
+      if frozen is None:
+        frozen = maxtext_lora.without_adapter(maxtext, model)
       reference = outputs.token_outputs(its, frozen, batch, is_train=False, temperature=temperature).log_probs
     losses = token_losses(
       settings,
@@ -233,13 +236,15 @@ class Players:
       eos_tokens=stops,
       return_logprobs=True,
     )
+    # The engine knows no adapters: it is built for the base, and gets weights with the adapter folded in.
+    lora = session.lora
     self.engine = build_rollout(
       config,
-      rollout_actor=session.trainer.model,
+      rollout_actor=session.trainer.model if lora is None else lora.base.abstract_model,
       tokenizer=None,
       mesh=session.mesh,
       rollout_config=self._sampling,
-      maxtext=session.maxtext,
+      maxtext=session.maxtext if lora is None else maxtext_lora.without_lora(session.maxtext),
       texts=self._tokenizer,
       stop_sequences=sequences,
       written_end=end,
@@ -253,6 +258,7 @@ class Players:
       time_limit=config.reward_worker_timeout_seconds,
       failure_score=config.reward_failure_score,
     )
+    self._engine_weights = engine_weights(session)
     self._samples: MetricsFile | None = None
 
   def close(self) -> None:
@@ -286,6 +292,7 @@ class Players:
       rewards=self.rewards,
       settings=settings,
       shape=dataset.shape,
+      engine_weights=self._engine_weights,
       old_log_probs=self._trainer_log_probs() if recompute else None,
       on_samples=self._write_samples,
       on_trouble=lambda line: session.trainer.reporter.line(line),
@@ -338,6 +345,7 @@ class Players:
       rewards=self.rewards,
       settings=CollectorSettings(sampling=_greedy(self._sampling), ends=self._ends, seed=0, scale="none"),
       shape=dataset.shape,
+      engine_weights=self._engine_weights,
       on_trouble=lambda line: session.trainer.reporter.line(f"evaluation, {line}"),
     )
     sums: dict[str, float] = {}
@@ -354,6 +362,22 @@ class Players:
           if name == "reward" or name.startswith(("reward/", "completion_tokens_mean", "truncated")):
             sums[name] = sums.get(name, 0.0) + value * count
     return {**{name: value / max(prompts, 1) for name, value in sums.items()}, "prompts": prompts}
+
+
+def engine_weights(session: Any) -> Callable[[nnx.State], nnx.State]:
+  """Makes an engine's weights of the policy's state: an adapter is folded in, full weights stay as they are."""
+  lora = session.lora
+  if lora is None:
+    return lambda state: state
+  graphdef = nnx.graphdef(lora.run.abstract_model)
+  base = nnx.filter_state(lora.base.state["model"], nnx.Param)
+
+  def merged(state: nnx.State) -> nnx.State:
+    return maxtext_lora.merged_state(session.maxtext, base, nnx.merge(graphdef, state, copy=True))
+
+  compiled = jax.jit(merged, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, base))
+  # Waited for, so that its time is not the engine's.
+  return lambda state: jax.block_until_ready(compiled(state))
 
 
 def reward_settings(config: Any) -> RewardSettings:

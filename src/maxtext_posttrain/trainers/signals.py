@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import threading
 from collections.abc import Iterator
 from types import FrameType
 
@@ -29,7 +30,13 @@ class StopRequest:
 
   @contextlib.contextmanager
   def listening(self) -> Iterator[StopRequest]:
-    """Takes SIGTERM and SIGINT inside the block; what handled them before does so again after it."""
+    """Takes SIGTERM and SIGINT inside the block; what handled them before does so again after it.
+
+    Python hands signals to the main thread alone: in another one they stay with whoever has them.
+    """
+    if threading.current_thread() is not threading.main_thread():
+      yield self
+      return
 
     def note(number: int, frame: FrameType | None) -> None:
       del frame

@@ -52,7 +52,7 @@ CASES = {
   "rollout_engine=sglang": "native, vllm",
   "vllm_engine_args={seed: 1}": "is for rollout_engine=vllm",
   "rollout_check_period=2": "is for rollout_engine=vllm",
-  "lora.enable_lora=true lora.lora_rank=8 lora.lora_alpha=16 lora_fresh_base=true": "not write with an adapter yet",
+  "lora.lora_alpha=0 lora.enable_lora=true lora.lora_rank=8 lora_fresh_base=true": "must be above 0",
   "rollout_seed=-1": "0",
   "reward_weights={}": "names no reward function",
   "reward_weights={correct: 1}": "correct is none of exact_answer,",
@@ -69,10 +69,11 @@ CASES = {
 VLLM_CASES = {
   "vllm_engine_args={model: other}": "model is set by the engine itself",
   "vllm_engine_args={tensor_parallel_size: 2}": "tensor_parallel_size is set by the engine itself",
-  "vllm_engine_args=fast": "vllm_engine_args=fast",
+  "vllm_engine_args=fast": "vllm_engine_args: expected a mapping",
   "rollout_tensor_parallelism=2": "one replica on one device",
   "rollout_data_parallelism=4": "one replica on one device",
   "rollout_check_period=-1": "at least 0",
+  "lora.enable_lora=true lora.lora_rank=8 lora.lora_alpha=16 lora_fresh_base=true": "not write with an adapter yet",
   "decode_sampling_temperature=0.001": "vLLM samples at 0.01 or more",
 }
 
@@ -121,7 +122,8 @@ def test_the_vllm_engine_is_refused_where_there_is_none(config: str, monkeypatch
 def test_what_the_vllm_engine_does_not_take(config: str, monkeypatch: pytest.MonkeyPatch, arguments: str):
   find_spec = importlib.util.find_spec
   monkeypatch.setattr(importlib.util, "find_spec", lambda name: True if name == "vllm" else find_spec(name))
+  keys = [arguments] if "{" in arguments else arguments.split()
   with pytest.raises(ConfigError) as refused:
-    load_config([config, "rollout_engine=vllm", arguments], trainer="grpo", environ={})
+    load_config([config, "rollout_engine=vllm", *keys], trainer="grpo", environ={})
   (line,) = refused.value.problems
   assert VLLM_CASES[arguments] in line

@@ -31,6 +31,7 @@ FILLS = {
   "distill": ("distill", FILL_DISTILL),
   "grpo_tiny_sft": ("sft", FILL),
   "grpo": ("grpo", FILL_GRPO),
+  "grpo_gsm8k": ("grpo", [*FILL_GRPO, "load_parameters_path=configs"]),
   "dpo_smollm2": ("dpo", [*FILL_DPO, "load_parameters_path=configs"]),
 }
 """The trainer and what its user would add, by the longest of these that a file's name begins with."""

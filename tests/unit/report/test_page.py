@@ -226,6 +226,17 @@ def test_commands_to_go_on(tmp_path: Path):
   assert not [word for word in back if word.startswith("hf_")]
 
 
+def test_an_actor_is_handed_back_by_its_path(tmp_path: Path):
+  """Pre-training looks for `checkpoints/<step>` by a run's name, not below `actor`."""
+  folder = make_run(tmp_path / "a", checkpoints={4: 1})
+  (folder / "checkpoints").rename(folder / "actor")
+  (folder / "checkpoints").mkdir()
+  (folder / "actor").rename(folder / "checkpoints" / "actor")
+  found = {command.title: command.text for command in next_commands(RunFolder.read(folder), AVAILABLE)}
+  back = set(shlex.split(found["Hand it back to pre-training"]))
+  assert {"run_name=a-pretraining", f"load_full_state_path={folder}/checkpoints/actor/4/items"} <= back
+
+
 def test_a_run_with_data_of_its_own_is_evaluated_on_them(tmp_path: Path):
   folder = make_run(tmp_path / "a", checkpoints={4: 1})
   record = RunRecord.read(folder)
