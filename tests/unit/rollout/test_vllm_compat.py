@@ -1,6 +1,6 @@
 """What mends vLLM beside tpu-inference, on the smallest faithful models of their code.
 
-The real libraries are in tests/integration/test_vllm_compat.py. Here stands what they do in few lines, so that it is
+The real libraries are in tests/integration/test_vllm_patches.py. Here stands what they do in few lines, so that it is
 tested without them: `is_init_field` and `replace` of vLLM 0.12 to 0.32, `with_hf_config` of those up to 0.29 (it ends
 in `replace`, whose `__post_init__` runs the platform's checks), and `ShardingConfigManager.from_vllm_config` of
 tpu-inference 0.20 to 0.32 (the strategy has to use all devices; afterwards `data_parallel_size` is 1).
