@@ -14,16 +14,13 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from demo_steps import POSTTRAIN, Timed, find_gguf
+from demo_steps import POSTTRAIN, Timed, configure_smollm2
 
-from maxtext_posttrain.config import load_config
 from maxtext_posttrain.report import read_metrics
 
 _DEMO = "demo-dpo"
 _PAIRS = Path("../shared/data/gsm8k/preferences.jsonl")
 _PARTS = Path("runs/dpo_pairs")
-_MODEL = Path("runs/smollm2")
-_CONFIG = _MODEL / "dpo.yml"
 _MERGED = Path("runs/dpo_smollm2-merged")
 _HELD_OUT = 40
 _LONGEST = 420
@@ -54,12 +51,9 @@ def main() -> int:
   started = time.monotonic()
   timed = Timed(_DEMO)
   part_pairs()
-  if not _MODEL.exists():
-    timed.run("import", POSTTRAIN, "import", find_gguf(_DEMO), _MODEL)
-  _CONFIG.write_text("base_config: [demo/dpo_smollm2.yml, model.yml]\n", encoding="utf-8")
-  config = load_config([str(_CONFIG)], trainer="dpo")
+  path, config = configure_smollm2(timed, _DEMO, "dpo_smollm2.yml", "dpo")
   run = Path(config.base_output_directory) / config.run_name
-  timed.run("DPO", sys.executable, "-m", "train_dpo", _CONFIG)
+  timed.run("DPO", sys.executable, "-m", "train_dpo", path)
   timed.run("inspect", POSTTRAIN, "inspect", run, "--require", "layout=adapter", f"step={config.steps}")
   timed.run("merge", POSTTRAIN, "merge", run, _MERGED)
 

@@ -13,14 +13,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from demo_steps import POSTTRAIN, Timed, find_gguf
+from demo_steps import POSTTRAIN, Timed, configure_smollm2
 
-from maxtext_posttrain.config import load_config
 from maxtext_posttrain.report import read_metrics
 
 _DEMO = "demo-grpo-gsm8k"
-_MODEL = Path("runs/smollm2")
-_CONFIG = _MODEL / "grpo.yml"
 _REWARDS = ("reward", "reward/exact_answer", "reward/marked_answer", "reward/finished")
 _PHASES = {
   "weight_transfer_seconds": "weights",
@@ -34,12 +31,9 @@ def main() -> int:
   """Runs the demo; returns the exit code."""
   started = time.monotonic()
   timed = Timed(_DEMO)
-  if not _MODEL.exists():
-    timed.run("import", POSTTRAIN, "import", find_gguf(_DEMO), _MODEL)
-  _CONFIG.write_text("base_config: [demo/grpo_gsm8k.yml, model.yml]\n", encoding="utf-8")
-  config = load_config([str(_CONFIG)], trainer="grpo")
+  path, config = configure_smollm2(timed, _DEMO, "grpo_gsm8k.yml", "grpo")
   run = Path(config.base_output_directory) / config.run_name
-  timed.run("GRPO", sys.executable, "-m", "train_grpo", _CONFIG)
+  timed.run("GRPO", sys.executable, "-m", "train_grpo", path)
   timed.run("inspect", POSTTRAIN, "inspect", run, "--require", "layout=adapter", f"step={config.steps}")
 
   records = list(read_metrics(run / "metrics.jsonl"))

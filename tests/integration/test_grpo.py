@@ -16,8 +16,8 @@ from maxtext_posttrain.errors import GenerationError, PostTrainError
 from maxtext_posttrain.report import read_metrics
 from maxtext_posttrain.rollout.text import chat_stops
 from maxtext_posttrain.rollout.tunix_rollout import NativeRollout
-from tests.conftest import REPOSITORY
 from tests.support import runs
+from tests.support.grpo import arguments, train, write_run
 
 pytestmark = pytest.mark.slow
 
@@ -44,35 +44,11 @@ enable_tensorboard: false
 # Sixteen sequences a rollout are two updates of two micro-batches of four, made twice: a rollout is four updates.
 KEYS = ("rl.num_iterations=2", "rl.use_rollout_logps=false", "rl.grpo_beta=0.05", "rl.importance_sampling_cap=2.0")
 
-REWARD = '''
-def even(prompts, completions, answers):
-  """Something that random weights differ in."""
-  return [float(len(each) % 3) for each in completions]
-'''
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
   folder = tmp_path_factory.mktemp("grpo")
-  (folder / "mine.py").write_text(REWARD)
-  rewards = f'"{folder}/mine.py:even"'
-  (folder / "grpo.yml").write_text(CONFIG.format(data=REPOSITORY / "configs" / "data", rewards=rewards))
-  return folder
-
-
-def arguments(folder: Path, name: str, *extra: str) -> list[str]:
-  return [str(folder / "grpo.yml"), f"base_output_directory={folder}", f"run_name={name}", *extra]
-
-
-def train(argv: list[str]) -> Any:
-  """A finished GRPO in this process."""
-  from maxtext_posttrain.trainers.base import Session
-  from maxtext_posttrain.trainers.grpo import GRPO
-  from maxtext_posttrain.trainers.signals import StopRequest
-
-  session = Session(GRPO(), load_config(argv, trainer="grpo"))
-  assert session.train(StopRequest()) == 0
-  return session
+  return write_run(folder, CONFIG, rewards=f'"{folder}/mine.py:even"')
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:

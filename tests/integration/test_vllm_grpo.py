@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from maxtext_posttrain.config import load_config
 from maxtext_posttrain.errors import GenerationError
 from maxtext_posttrain.report import read_metrics
-from tests.conftest import REPOSITORY
+from tests.support.grpo import arguments, train, write_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm]
 
@@ -42,33 +41,12 @@ rollout_engine: vllm
 rollout_check_period: 2
 enable_tensorboard: false
 """
-REWARD = '''
-def even(prompts, completions, answers):
-  """Something that random weights differ in."""
-  return [float(len(each) % 3) for each in completions]
-'''
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
   folder = tmp_path_factory.mktemp("vllm_grpo")
-  (folder / "mine.py").write_text(REWARD)
-  (folder / "grpo.yml").write_text(CONFIG.format(data=REPOSITORY / "configs" / "data", folder=folder))
-  return folder
-
-
-def session_of(folder: Path, name: str, *extra: str) -> Any:
-  from maxtext_posttrain.trainers.base import Session
-  from maxtext_posttrain.trainers.grpo import GRPO
-
-  argv = [str(folder / "grpo.yml"), f"base_output_directory={folder}", f"run_name={name}", *extra]
-  return Session(GRPO(), load_config(argv, trainer="grpo"))
-
-
-def train(session: Any) -> None:
-  from maxtext_posttrain.trainers.signals import StopRequest
-
-  assert session.train(StopRequest()) == 0
+  return write_run(folder, CONFIG, folder=str(folder))
 
 
 def test_it_trains_with_what_vllm_writes(folder: Path, monkeypatch: pytest.MonkeyPatch):
@@ -77,7 +55,7 @@ def test_it_trains_with_what_vllm_writes(folder: Path, monkeypatch: pytest.Monke
   gaps: list[float] = []
   check = VllmRollout.check
   monkeypatch.setattr(VllmRollout, "check", lambda self: gaps.append(check(self)))
-  train(session_of(folder, "run"))
+  train(arguments(folder, "run"))
   # Of five sets of weights every second is checked; what an evaluation was made with is not handed over again.
   assert len(gaps) == 3
   assert max(gaps) < 1e-3
@@ -111,7 +89,7 @@ def test_an_engine_that_dies_ends_the_run_in_one_line_and_leaves_the_checkpoint(
 
   monkeypatch.setattr(VllmRollout, "_complete", dying)
   with pytest.raises(GenerationError) as died:
-    train(session_of(folder, "dies", "eval_interval=-1", "rollout_check_period=0"))
+    train(arguments(folder, "dies", "eval_interval=-1", "rollout_check_period=0"))
   message = str(died.value)
   assert "stopped amid a batch of 8 completions: RuntimeError: out of memory" in message
   assert "\n" not in message
@@ -129,4 +107,4 @@ def test_weights_that_vllm_computes_otherwise_are_found_at_the_start(folder: Pat
 
   monkeypatch.setattr(VllmEngine, "load", wrong)
   with pytest.raises(GenerationError, match=r"from the trainer's, more than 0\.001"):
-    train(session_of(folder, "wrong", "eval_interval=-1"))
+    train(arguments(folder, "wrong", "eval_interval=-1"))
