@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from maxtext_posttrain.cli import EXIT_INTERRUPTED
 from maxtext_posttrain.commands import TRAINERS
 from maxtext_posttrain.config import Config, load_config
 from maxtext_posttrain.errors import ConfigError
@@ -25,8 +26,6 @@ from maxtext_posttrain.logs import quiet_imports
 
 if TYPE_CHECKING:
   from maxtext_posttrain.report.run_folder import RunFolder
-
-_INTERRUPTED = 130
 
 
 class _Trainer:
@@ -76,7 +75,7 @@ class _Trainer:
     from maxtext_posttrain.report.run_folder import RunFolder, run_directory
 
     code = self._run(dry_run=False)
-    if code == _INTERRUPTED:
+    if code == EXIT_INTERRUPTED:
       raise KeyboardInterrupt
     if code:
       raise SystemExit(code)

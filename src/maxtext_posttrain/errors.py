@@ -67,3 +67,9 @@ class GenerationError(PostTrainError):
 
 class RewardError(PostTrainError):
   """A reward function can't be had, or its processes can't be kept alive."""
+
+
+def first_line(error: BaseException) -> str:
+  """What another package's error says, on one line: its type, and the first line that says something."""
+  lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+  return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

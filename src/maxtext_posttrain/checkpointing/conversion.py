@@ -19,7 +19,6 @@ from maxtext_posttrain import maxtext_api
 from maxtext_posttrain.checkpointing import layout, reader, streaming
 from maxtext_posttrain.checkpointing.locations import find_step
 from maxtext_posttrain.checkpointing.metadata import (
-  ITEMS,
   TUNIX_OPTIMIZER,
   KeyPath,
   StoredCheckpoint,
@@ -27,6 +26,7 @@ from maxtext_posttrain.checkpointing.metadata import (
   flatten_tree,
   reason,
 )
+from maxtext_posttrain.checkpointing.names import CHECKPOINTS, ITEMS
 from maxtext_posttrain.checkpointing.paths import format_path
 from maxtext_posttrain.checkpointing.storage import StorageOptions
 from maxtext_posttrain.config import Config
@@ -92,7 +92,7 @@ def convert(old: str, new: Path, config: Config, *, step: int | None = None) -> 
   try:
     with _one_line(new):
       temporary.mkdir(parents=True)
-      written = temporary / "checkpoints" / str(restored.updates)
+      written = temporary / CHECKPOINTS / str(restored.updates)
       with storage.context():
         ocp.save_checkpointables(
           str(written.absolute()), {ITEMS: items}, custom_metadata={"scan_layers": bool(config.scan_layers)}
@@ -106,7 +106,7 @@ def convert(old: str, new: Path, config: Config, *, step: int | None = None) -> 
     shutil.rmtree(temporary, ignore_errors=True)
     raise
   return Conversion(
-    step_folder=new / "checkpoints" / str(restored.updates),
+    step_folder=new / CHECKPOINTS / str(restored.updates),
     step=restored.updates,
     arrays=len(arrays),
     nbytes=sum(arrays.values()),

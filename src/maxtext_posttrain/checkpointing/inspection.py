@@ -14,7 +14,6 @@ from maxtext_posttrain.checkpointing.diagnosis import Diagnosis, Place
 from maxtext_posttrain.checkpointing.locations import Location, bytes_on_disk, find_step
 from maxtext_posttrain.checkpointing.metadata import (
   DATA_POSITION,
-  ITEMS,
   TUNIX_OPTIMIZER,
   TUNIX_PARAMS,
   DamagedCheckpointError,
@@ -22,6 +21,7 @@ from maxtext_posttrain.checkpointing.metadata import (
   describe_checkpoint,
   flatten_tree,
 )
+from maxtext_posttrain.checkpointing.names import ITEMS
 from maxtext_posttrain.errors import CheckpointError
 
 Contents = Literal["maxtext", "weights", "adapter", "tunix", "damaged", "unknown"]

@@ -6,11 +6,10 @@ import dataclasses
 
 from etils import epath
 
-from maxtext_posttrain.checkpointing.metadata import ITEMS, STEP_METADATA, TUNIX_OPTIMIZER, TUNIX_PARAMS, step_root
+from maxtext_posttrain.checkpointing.metadata import STEP_METADATA, TUNIX_OPTIMIZER, TUNIX_PARAMS, step_root
+from maxtext_posttrain.checkpointing.names import ACTOR, CHECKPOINTS, ITEMS
 from maxtext_posttrain.errors import CheckpointError
 
-ACTOR = "actor"
-CHECKPOINTS = "checkpoints"
 _ITEM_NAMES = (ITEMS, TUNIX_PARAMS, TUNIX_OPTIMIZER)
 _UNFINISHED = ".orbax-checkpoint-tmp"
 

@@ -231,8 +231,7 @@ class MaxTextLayoutCheckpointManager(tunix_checkpoint_manager.CheckpointManager)
     for index, candidate in enumerate(candidates):
       path = self._step_path(candidate)
       try:
-        released = release and not self._storage.restore_fallback
-        return self.restore_path(str(path), model, optimizer, release=released)
+        return self.restore_path(str(path), model, optimizer, release=release and not self._storage.restore_fallback)
       except DamagedCheckpointError as error:
         older = candidates[index + 1] if index + 1 < len(candidates) else None
         if self._storage.restore_fallback and older is not None:
@@ -270,8 +269,10 @@ class MaxTextLayoutCheckpointManager(tunix_checkpoint_manager.CheckpointManager)
     restored = None
     if optimizer is not None:
       flat = layout.flatten_state(live)
-      replaced = functools.partial(_release, [flat[path] for path in plan.moved.values()]) if release else _keep
-      restored = reader.read_fitting_train_state(root, target.state, self._storage.context, replaced)
+      released = [flat[path] for path in plan.moved.values()] if release else []
+      restored = reader.read_fitting_train_state(
+        root, target.state, self._storage.context, functools.partial(_release, released)
+      )
     if restored is not None:
       self._check_adapter(root, restored.custom_metadata)
     else:
@@ -312,9 +313,10 @@ class MaxTextLayoutCheckpointManager(tunix_checkpoint_manager.CheckpointManager)
     stored = describe_checkpoint(path)
     self._check_adapter(stored.root, stored.custom_metadata)
     live, plan, target = self._plan(model, None)
-    weights = jax.tree.leaves(nnx.filter_state(live, nnx.Param))
-    replaced = functools.partial(_release, weights) if release else _keep
-    restored = reader.read_parameters(stored, target.state, self._storage.context, replaced)
+    released = jax.tree.leaves(nnx.filter_state(live, nnx.Param)) if release else []
+    restored = reader.read_parameters(
+      stored, target.state, self._storage.context, functools.partial(_release, released)
+    )
     nnx.update(model, layout.from_pretraining(plan, restored.leaves, live)["model"])
 
   def restore_data_position(self, step: int | None = None) -> bool:
@@ -398,10 +400,6 @@ class MaxTextLayoutCheckpointManager(tunix_checkpoint_manager.CheckpointManager)
         " load_parameters_path to train an adapter over it, under another run_name"
       )
     record.check_same(self._adapter, where)
-
-
-def _keep() -> None:
-  """Leaves what is to be replaced where it is."""
 
 
 def _release(leaves: Sequence[Any]) -> None:

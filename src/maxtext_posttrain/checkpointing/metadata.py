@@ -16,11 +16,11 @@ import numpy as np
 from etils import epath
 from orbax.checkpoint import v1 as ocp
 
+from maxtext_posttrain.checkpointing.names import CHECKPOINTS, ITEMS
 from maxtext_posttrain.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
 
-ITEMS = "items"
 TUNIX_PARAMS = "model_params"
 TUNIX_OPTIMIZER = "optimizer_state"
 DATA_POSITION = "post_train_iter"
@@ -168,7 +168,7 @@ def describe_checkpoint(path: epath.PathLike) -> StoredCheckpoint:
 
 def _wanted_instead(root: epath.Path) -> str:
   """What to name in place of a path without a checkpoint: its newest step, where it is a run's folder."""
-  for folder in (root, root / "checkpoints"):
+  for folder in (root, root / CHECKPOINTS):
     steps = [int(path.name) for path in folder.iterdir() if path.name.isdigit()] if folder.is_dir() else []
     if steps:
       return f"name a step's folder, for example {folder / str(max(steps))}"

@@ -16,7 +16,6 @@ from orbax.checkpoint import v1 as ocp
 from maxtext_posttrain import maxtext_api
 from maxtext_posttrain.checkpointing import layout, tunix_layout
 from maxtext_posttrain.checkpointing.metadata import (
-  ITEMS,
   TUNIX_OPTIMIZER,
   TUNIX_PARAMS,
   DamagedCheckpointError,
@@ -28,6 +27,7 @@ from maxtext_posttrain.checkpointing.metadata import (
   reason,
   stored_shape,
 )
+from maxtext_posttrain.checkpointing.names import ITEMS
 from maxtext_posttrain.checkpointing.optimizer_layout import align_optimizer
 from maxtext_posttrain.checkpointing.paths import (
   ADAPTER_CHILD,

@@ -12,6 +12,7 @@ from typing import Any
 from maxtext_posttrain import __version__
 from maxtext_posttrain.commands.arguments import ArgumentParser
 from maxtext_posttrain.config.reinforcement import VLLM_MISSING
+from maxtext_posttrain.errors import first_line
 from maxtext_posttrain.logs import quiet_imports
 from maxtext_posttrain.rollout.vllm_settings import DISTRIBUTIONS, MAXTEXT_ARGUMENTS, installed_version, quiet_vllm
 
@@ -100,7 +101,7 @@ def _devices() -> _Devices:
 
     return _Devices(jax.devices())
   except Exception as error:  # A broken installation or a busy accelerator: what a doctor is asked about.
-    return _Devices((), _said(error))
+    return _Devices((), first_line(error))
 
 
 class _Vllm:
@@ -132,7 +133,7 @@ class _Vllm:
       found.patches = [(patch.name, patch.fault()) for patch in known_patches()]
       return found
     except Exception as error:  # Of whatever kind: an installation that does not work is what is asked about.
-      return cls(trouble=_said(error))
+      return cls(trouble=first_line(error))
 
 
 def _patches(vllm: _Vllm | None) -> Iterator[str]:
@@ -164,8 +165,3 @@ def _engines(devices: _Devices, vllm: _Vllm | None) -> Iterator[str]:
     yield "vllm: can't run: TPUs are not served; set rollout_engine=native"
   else:
     yield f"vllm: vLLM {installed_version()} on {vllm.device} in the trainer's process, which hands it its weights"
-
-
-def _said(error: Exception) -> str:
-  lines = str(error).splitlines()
-  return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -14,7 +14,6 @@ from maxtext_posttrain.rollout.options import SamplingOptions
 
 if TYPE_CHECKING:
   from maxtext_posttrain.models.loading import LoadedModel
-  from maxtext_posttrain.rollout.text import Message
 
 _DESCRIPTION = """\
 Completes each --prompt with a model, by default greedily; without --prompt, a chat: a line is the user's turn, the end
@@ -109,16 +108,17 @@ class _Session:
 
   def chat(self, lines: Iterable[str]) -> None:
     """Answers the lines one by one, each after all that was said before it."""
-    from maxtext_posttrain.rollout.chat import turn
+    from maxtext_posttrain.rollout.text import turn
 
-    messages = self._system()
+    system = [] if self._options.system is None else [turn("system", self._options.system)]
+    messages = [*system]
     self._ask()
     for line in lines:
       text = line.strip()
       if text == "/quit":
         return
       if text == "/reset":
-        messages = self._system()
+        messages = [*system]
       elif text:
         messages.append(turn("user", text))
         answer = self._model.reply(messages, self._sampling)
@@ -129,6 +129,3 @@ class _Session:
   def _ask(self) -> None:
     if sys.stdin.isatty():
       print("> ", end="", file=sys.stderr, flush=True)
-
-  def _system(self) -> list[Message]:
-    return [] if self._options.system is None else [{"role": "system", "content": self._options.system}]

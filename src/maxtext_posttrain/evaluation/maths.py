@@ -12,7 +12,7 @@ from maxtext_posttrain.evaluation.questions import Question
 from maxtext_posttrain.models.loading import LoadedModel
 from maxtext_posttrain.rollout.native import NativeEngine
 from maxtext_posttrain.rollout.options import FinishReason, SamplingOptions
-from maxtext_posttrain.rollout.text import chat_stops, completion_text, stop_tokens
+from maxtext_posttrain.rollout.text import completion_ends, completion_text
 from maxtext_posttrain.tokenizers import Tokenizer
 
 
@@ -74,9 +74,7 @@ class Answerer:
     """
     self._tokenizer = tokenizer
     self._engine = NativeEngine(loaded.maxtext, loaded.mesh, loaded.model, max_batch=batch_size)
-    stops = stop_tokens(tokenizer, (), chat=True)
-    self._stops = tuple(token for token in stops if token < self._engine.vocab_size)
-    self._end, self._sequences = chat_stops(tokenizer)
+    self._ends = completion_ends(tokenizer, self._engine.vocab_size)
 
   def answer(
     self, questions: Sequence[Question], sampling: SamplingOptions, *, progress: Callable[[int, int], None]
@@ -88,13 +86,13 @@ class Answerer:
       sampling: how tokens are chosen; its stop tokens are this class's.
       progress: is told how many answers there are, and how many there will be.
     """
-    sampling = dataclasses.replace(sampling, stop_token_ids=self._stops, stop_sequences=self._sequences)
-    completions = self._engine.generate([question.prompt for question in questions], sampling, progress=progress)
+    prompts = [question.prompt for question in questions]
+    completions = self._engine.generate(prompts, self._ends.on(sampling), progress=progress)
     graded: list[list[GradedAnswer]] = []
     for index, question in enumerate(questions):
       answers = []
       for completion in completions[index * sampling.n : (index + 1) * sampling.n]:
-        text = completion_text(self._tokenizer, completion, self._end)
+        text = completion_text(self._tokenizer, completion, self._ends.written)
         answers.append(grade(question.answer, text, len(completion.token_ids), completion.finish_reason))
       graded.append(answers)
     return graded

@@ -6,12 +6,11 @@ import json
 import os
 from pathlib import Path
 
+from maxtext_posttrain.checkpointing.names import ACTOR, CHECKPOINTS
 from maxtext_posttrain.errors import ConfigError
 from maxtext_posttrain.models.source import ModelSource
 
 FORMAT = "maxtext-posttrain evaluation"
-
-_CHECKPOINT_FOLDERS = ("checkpoints", "actor")
 
 
 def default_output(source: ModelSource) -> Path:
@@ -24,7 +23,7 @@ def default_output(source: ModelSource) -> Path:
     raise ConfigError(f"{source.items} is not on this machine: name the figures' file with --output FILE")
   step = Path(str(source.items)).absolute().parent
   folder = step.parent if step.name.isdigit() else step
-  while folder.name in _CHECKPOINT_FOLDERS:
+  while folder.name in (CHECKPOINTS, ACTOR):
     folder = folder.parent
   return folder / f"eval-{source.step}.json"
 

@@ -11,7 +11,8 @@ import numpy as np
 from orbax.checkpoint import v1 as ocp
 
 from maxtext_posttrain import maxtext_api
-from maxtext_posttrain.checkpointing.metadata import ITEMS, DamagedCheckpointError, describe_checkpoint, reason
+from maxtext_posttrain.checkpointing.metadata import DamagedCheckpointError, describe_checkpoint, reason
+from maxtext_posttrain.checkpointing.names import ITEMS
 from maxtext_posttrain.errors import CheckpointError, ModelError
 from maxtext_posttrain.lora.record import refuse_adapter
 

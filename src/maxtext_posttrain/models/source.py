@@ -7,8 +7,8 @@ from pathlib import Path
 
 from etils import epath
 
-from maxtext_posttrain.checkpointing.locations import ACTOR, CHECKPOINTS, steps_in
-from maxtext_posttrain.checkpointing.metadata import ITEMS
+from maxtext_posttrain.checkpointing.locations import steps_in
+from maxtext_posttrain.checkpointing.names import ACTOR, CHECKPOINTS, ITEMS
 from maxtext_posttrain.config.saved import MODEL_CONFIG, RUN_CONFIG
 from maxtext_posttrain.errors import CheckpointError, ConfigError
 

@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from maxtext_posttrain.checkpointing.names import ACTOR, CHECKPOINTS, ITEMS
 from maxtext_posttrain.errors import ReportError
 from maxtext_posttrain.report.completions import WrittenCompletion, read_completions
 from maxtext_posttrain.report.evaluations import evaluation_figures
 from maxtext_posttrain.report.metrics_file import read_metrics
 from maxtext_posttrain.report.run_file import RunRecord
-
-_ACTOR = "actor"
 
 
 @dataclass
@@ -46,7 +45,7 @@ class Checkpoint:
   @property
   def items(self) -> Path:
     """What `load_parameters_path` and `load_full_state_path` name."""
-    return self.path / "items"
+    return self.path / ITEMS
 
 
 @dataclass(frozen=True, repr=False)
@@ -124,7 +123,7 @@ class RunFolder:
     if not curves and record is None:
       raise ReportError(f"{metrics}: holds no metrics, and there is no run.json: there is nothing to show")
     folder = _checkpoint_folder(path, record)
-    role = f"{_ACTOR}/" if folder.name == _ACTOR else ""
+    role = f"{ACTOR}/" if folder.name == ACTOR else ""
     return cls(path, curves, record, list(_checkpoints(folder)), evaluation_figures(path), completions, role)
 
 
@@ -160,9 +159,9 @@ def _number(value: Any) -> float | None:
 
 def _checkpoint_folder(path: Path, record: RunRecord | None) -> Path:
   """The folder beside the metrics; else, where the run's metrics lie apart from its checkpoints, the recorded one."""
-  beside = path / "checkpoints"
-  if (beside / _ACTOR).is_dir():
-    return beside / _ACTOR
+  beside = path / CHECKPOINTS
+  if (beside / ACTOR).is_dir():
+    return beside / ACTOR
   if beside.is_dir() or record is None or record.checkpoints is None or "://" in record.checkpoints:
     return beside
   return Path(record.checkpoints)

@@ -12,10 +12,10 @@ from maxtext_posttrain.rollout.options import Completion, SamplingOptions
 from maxtext_posttrain.rollout.text import (
   Message,
   chat_prompt,
-  chat_stops,
+  completion_ends,
   completion_text,
   raw_prompt,
-  stop_tokens,
+  turn,
 )
 from maxtext_posttrain.tokenizers import Tokenizer
 
@@ -50,9 +50,7 @@ class ChatModel:
       )
     self._tokenizer: Tokenizer = loaded.tokenizer
     self._raw = raw
-    tokens = stop_tokens(self._tokenizer, stops, chat=not raw)
-    self._stop_token_ids = tuple(token for token in tokens if token < loaded.maxtext.vocab_size)
-    self._end, self._stop_sequences = (None, ()) if raw else chat_stops(self._tokenizer)
+    self._ends = completion_ends(self._tokenizer, loaded.maxtext.vocab_size, stops, chat=not raw)
     self._engine = NativeEngine(loaded.maxtext, loaded.mesh, loaded.model)
 
   def answer(self, texts: Sequence[str], sampling: SamplingOptions, *, system: str | None = None) -> list[Answer]:
@@ -71,11 +69,5 @@ class ChatModel:
     return self._complete([chat_prompt(self._tokenizer, messages)], sampling)[0]
 
   def _complete(self, prompts: Sequence[Sequence[int]], sampling: SamplingOptions) -> list[Answer]:
-    stopping = dataclasses.replace(sampling, stop_token_ids=self._stop_token_ids, stop_sequences=self._stop_sequences)
-    completions = self._engine.generate(prompts, stopping)
-    return [Answer(completion_text(self._tokenizer, each, self._end), each) for each in completions]
-
-
-def turn(role: str, content: str) -> Message:
-  """One message of a conversation."""
-  return {"role": role, "content": content}
+    completions = self._engine.generate(prompts, self._ends.on(sampling))
+    return [Answer(completion_text(self._tokenizer, each, self._ends.written), each) for each in completions]

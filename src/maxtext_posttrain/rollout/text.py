@@ -6,12 +6,17 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from maxtext_posttrain.errors import ChatTemplateError, GenerationError
-from maxtext_posttrain.rollout.options import Completion
+from maxtext_posttrain.rollout.options import Completion, SamplingOptions
 from maxtext_posttrain.tokenizers import Tokenizer
 
 Message = Mapping[str, str]
 _WORDS = ("Yes.", "so it is", "(17)")
 """Answers that end with a mark, a letter and a bracket: what follows may share a token with each."""
+
+
+def turn(role: str, content: str) -> dict[str, str]:
+  """One message of a conversation."""
+  return {"role": role, "content": content}
 
 
 def chat_prompt(tokenizer: Tokenizer, messages: Sequence[Message]) -> list[int]:
@@ -37,7 +42,7 @@ def stop_tokens(tokenizer: Tokenizer, named: Sequence[str], *, chat: bool) -> tu
   """
   stops = {int(tokenizer.eos_id)} if tokenizer.eos_id else set()
   if chat:
-    stops |= _end_of_turn(tokenizer)
+    stops |= _end_ofturn(tokenizer)
   for text in named:
     ids = tokenizer.encode(text, parse_special_tokens=True)
     if len(ids) != 1:
@@ -46,9 +51,9 @@ def stop_tokens(tokenizer: Tokenizer, named: Sequence[str], *, chat: bool) -> tu
   return tuple(sorted(stops))
 
 
-def _end_of_turn(tokenizer: Tokenizer) -> set[int]:
+def _end_ofturn(tokenizer: Tokenizer) -> set[int]:
   """The special token that the template puts after an assistant's words; none where it puts no such token."""
-  turns = [_turn("user", "."), _turn("assistant", ".")]
+  turns = [turn("user", "."), turn("assistant", ".")]
   try:
     rendered = tokenizer.render_conversation(turns)
   except ChatTemplateError:
@@ -76,7 +81,7 @@ def written_end(tokenizer: Tokenizer) -> WrittenEnd | None:
   ends: set[str] = set()
   for words in _WORDS:
     try:
-      rendered = tokenizer.render_conversation([_turn("user", "."), _turn("assistant", words)])
+      rendered = tokenizer.render_conversation([turn("user", "."), turn("assistant", words)])
     except ChatTemplateError:
       return None
     trained = [token for token, is_said in zip(rendered.input_ids, rendered.assistant_mask, strict=True) if is_said]
@@ -99,6 +104,44 @@ def chat_stops(tokenizer: Tokenizer) -> tuple[WrittenEnd | None, tuple[tuple[int
   return end, () if end is None or not end.token_ids else (end.token_ids,)
 
 
+@dataclasses.dataclass(frozen=True)
+class CompletionEnds:
+  """All that ends a completion.
+
+  Attributes:
+    stop_token_ids: each of which ends it.
+    stop_sequences: each of which ends it.
+    written: the end of turn that its text goes up to.
+  """
+
+  stop_token_ids: tuple[int, ...]
+  stop_sequences: tuple[tuple[int, ...], ...]
+  written: WrittenEnd | None
+
+  def on(self, sampling: SamplingOptions) -> SamplingOptions:
+    """`sampling` with these in the place of its own."""
+    return dataclasses.replace(sampling, stop_token_ids=self.stop_token_ids, stop_sequences=self.stop_sequences)
+
+
+def completion_ends(
+  tokenizer: Tokenizer, vocab_size: int, named: Sequence[str] = (), *, chat: bool = True
+) -> CompletionEnds:
+  """What ends the completions of a model whose vocabulary may be smaller than its tokenizer's.
+
+  Args:
+    tokenizer: with its template.
+    vocab_size: the model's.
+    named: spellings of stop tokens, each of one token.
+    chat: whether the template is used.
+
+  Raises:
+    GenerationError: a spelling is not one token.
+  """
+  stops = tuple(token for token in stop_tokens(tokenizer, named, chat=chat) if token < vocab_size)
+  written, sequences = chat_stops(tokenizer) if chat else (None, ())
+  return CompletionEnds(stops, sequences, written)
+
+
 def completion_text(tokenizer: Tokenizer, completion: Completion, end: WrittenEnd | None = None) -> str:
   """What a completion says, up to a written end of turn.
 
@@ -107,7 +150,3 @@ def completion_text(tokenizer: Tokenizer, completion: Completion, end: WrittenEn
   known = [token for token in completion.token_ids if token < tokenizer.vocab_size]
   text = tokenizer.decode(known, skip_special_tokens=True)
   return text if end is None else text.partition(end.text)[0]
-
-
-def _turn(role: str, content: str) -> dict[str, str]:
-  return {"role": role, "content": content}

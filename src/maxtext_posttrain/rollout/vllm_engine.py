@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from maxtext_posttrain.config.reinforcement import LEAST_VLLM_TEMPERATURE, VLLM_MISSING
-from maxtext_posttrain.errors import GenerationError, PostTrainError
+from maxtext_posttrain.errors import GenerationError, PostTrainError, first_line
 from maxtext_posttrain.maxtext_api import MaxTextConfig
 from maxtext_posttrain.models.architecture import Architecture
 from maxtext_posttrain.models.families import GEMMA2, GEMMA3
@@ -144,7 +144,7 @@ class VllmEngine:
         sampler = {"logprobs_mode": vllm_logits.MODE, "logits_processors": list(vllm_logits.PROCESSORS)}
       from vllm import LLM, EngineArgs  # pyright: ignore[reportMissingImports]
     except Exception as error:
-      raise GenerationError(f"vLLM {self.version} can't be imported: {_reason(error)}") from error
+      raise GenerationError(f"vLLM {self.version} can't be imported: {first_line(error)}") from error
     if self._platform == "cpu":
       self._check_head(architecture.dimensions.head)
     own: dict[str, Any] = {
@@ -178,7 +178,7 @@ class VllmEngine:
       raise
     except Exception as error:
       raise GenerationError(
-        f"vLLM {self.version} does not start: {_reason(error)} (maxtext_log=true shows its log)"
+        f"vLLM {self.version} does not start: {first_line(error)} (maxtext_log=true shows its log)"
       ) from error
 
   def _check_head(self, size: int) -> None:
@@ -213,7 +213,7 @@ class VllmEngine:
     except PostTrainError:
       raise
     except Exception as error:
-      raise self._died(f"does not take the weights: {_reason(error)}") from error
+      raise self._died(f"does not take the weights: {first_line(error)}") from error
 
   def generate(self, prompts: Sequence[Sequence[int]], options: SamplingOptions) -> list[Completion]:
     """Completes each prompt `options.n` times, with log-probabilities at the temperature that is sampled at.
@@ -245,7 +245,7 @@ class VllmEngine:
         use_tqdm=False,
       )
     except Exception as error:
-      raise self._died(f"stopped amid a batch of {len(requests)} completions: {_reason(error)}") from error
+      raise self._died(f"stopped amid a batch of {len(requests)} completions: {first_line(error)}") from error
     if len(answers) != len(requests):
       raise self._died(f"gave {len(answers)} of {len(requests)} completions")
     return [self._completion(number, answer, options) for number, answer in enumerate(answers)]
@@ -342,9 +342,3 @@ def _output_with_a_number() -> Iterator[None]:
     usable = sys.__stdout__ is None
   with contextlib.nullcontext() if usable else contextlib.redirect_stdout(sys.__stdout__):
     yield
-
-
-def _reason(error: BaseException) -> str:
-  """The last line of what an error says, or its type."""
-  lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-  return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

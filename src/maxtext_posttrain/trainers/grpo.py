@@ -24,6 +24,7 @@ from flax import nnx
 from tunix.rl.rollout import base_rollout
 
 from maxtext_posttrain import maxtext_api, maxtext_lora
+from maxtext_posttrain.checkpointing.names import ACTOR
 from maxtext_posttrain.data import BATCH_KEYS, BatchIterator, PreparedData
 from maxtext_posttrain.data import Batch as HostBatch
 from maxtext_posttrain.data.prompts import PromptDataset, RolloutShape, prepare_prompts, prompt_tokenizer
@@ -41,7 +42,7 @@ from maxtext_posttrain.report.metrics_file import MetricsFile
 from maxtext_posttrain.rewards.pool import RewardPool
 from maxtext_posttrain.rewards.sample import RewardSettings
 from maxtext_posttrain.rollout.engines import build_rollout
-from maxtext_posttrain.rollout.text import chat_stops, stop_tokens
+from maxtext_posttrain.rollout.text import completion_ends
 from maxtext_posttrain.trainers import outputs
 from maxtext_posttrain.trainers.collector import CollectorSettings, LogProbs, RolloutCollector, WrittenSample
 from maxtext_posttrain.trainers.objective import (
@@ -69,7 +70,7 @@ class GRPO(Objective):
   name = "grpo"
   weight_name = "loss_weight"
   evaluates_itself = True
-  checkpoint_role = "actor/"
+  checkpoint_role = f"{ACTOR}/"
 
   def prepare_data(self, config: Any) -> PreparedData:
     """Prompts with answers; see `maxtext_posttrain.data.prompts`."""
@@ -222,10 +223,8 @@ class Players:
     config = session.config
     self._session = session
     self._tokenizer = prompt_tokenizer(config)
-    vocab_size = session.maxtext.vocab_size
-    stops = [token for token in stop_tokens(self._tokenizer, (), chat=True) if token < vocab_size]
-    end, sequences = chat_stops(self._tokenizer)
-    self._ends = (*((token,) for token in stops), *sequences)
+    ends = completion_ends(self._tokenizer, session.maxtext.vocab_size)
+    self._ends = (*((token,) for token in ends.stop_token_ids), *ends.stop_sequences)
     top_p = config.decode_sampling_nucleus_p
     self._sampling = base_rollout.RolloutConfig(
       max_tokens_to_generate=completion_limit(config),
@@ -233,7 +232,7 @@ class Players:
       top_p=None if top_p == -1 else float(top_p),
       top_k=config.decode_sampling_top_k,
       max_prompt_length=config.max_prefill_predict_length,
-      eos_tokens=stops,
+      eos_tokens=list(ends.stop_token_ids),
       return_logprobs=True,
     )
     # The engine knows no adapters: it is built for the base, and gets weights with the adapter folded in.
@@ -246,8 +245,8 @@ class Players:
       rollout_config=self._sampling,
       maxtext=session.maxtext if lora is None else maxtext_lora.without_lora(session.maxtext),
       texts=self._tokenizer,
-      stop_sequences=sequences,
-      written_end=end,
+      stop_sequences=ends.stop_sequences,
+      written_end=ends.written,
       max_batch=max_completions,
     )
     processes = config.reward_num_workers or min(_DEFAULT_REWARD_PROCESSES, os.cpu_count() or 1)
