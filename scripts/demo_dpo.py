@@ -1,6 +1,6 @@
 """`make demo-dpo`: SmolLM2-135M-Instruct learns to prefer right solutions of GSM8K's problems to wrong ones.
 
-The pairs come from `preferences.jsonl`; the last ones are held out and say, before the first update and after the last,
+The pairs come from `preferences.jsonl`; every fifth is held out, and these say, before the first update and after the last,
 how often the model ranks the right solution first. What is trained is an adapter; it is merged into full weights. Each
 part is a command that could be typed; it is printed before it runs, and the first that fails ends the demo. At the end
 stand the figures.
@@ -22,14 +22,16 @@ _DEMO = "demo-dpo"
 _PAIRS = Path("../shared/data/gsm8k/preferences.jsonl")
 _PARTS = Path("runs/dpo_pairs")
 _MERGED = Path("runs/dpo_smollm2-merged")
-_HELD_OUT = 40
-_LONGEST = 420
+_HELD_OUT_EVERY = 5
+_LONGEST = 520
 """Characters of a prompt with its longer completion: short pairs are many in the minutes there are."""
 _SHOWN = ("loss", "rewards/accuracies", "rewards/margins", "logps/accuracies", "logps/chosen", "logps/rejected")
 
 
 def part_pairs() -> None:
-  """Parts the short pairs into those for training and the last ones, which are held out.
+  """Parts the short pairs into those for training and every fifth, which is held out.
+
+  Whose solutions a pair holds changes along the file, so its last ones would be pairs of another kind.
 
   Raises:
     SystemExit: they are not there.
@@ -38,8 +40,10 @@ def part_pairs() -> None:
     sys.exit(f"error: demo-dpo: {_PAIRS}: no such file")
   lines = [line for line in _PAIRS.read_text(encoding="utf-8").splitlines(keepends=True) if _is_short(json.loads(line))]
   _PARTS.mkdir(parents=True, exist_ok=True)
-  (_PARTS / "train.jsonl").write_text("".join(lines[:-_HELD_OUT]), encoding="utf-8")
-  (_PARTS / "held_out.jsonl").write_text("".join(lines[-_HELD_OUT:]), encoding="utf-8")
+  held_out = lines[::_HELD_OUT_EVERY]
+  train = [line for place, line in enumerate(lines) if place % _HELD_OUT_EVERY]
+  (_PARTS / "train.jsonl").write_text("".join(train), encoding="utf-8")
+  (_PARTS / "held_out.jsonl").write_text("".join(held_out), encoding="utf-8")
 
 
 def _is_short(pair: Mapping[str, str]) -> bool:
