@@ -1,7 +1,7 @@
 """`make demo-dpo`: SmolLM2-135M-Instruct learns to prefer right solutions of GSM8K's problems to wrong ones.
 
-The pairs come from `preferences.jsonl`; every fifth is held out, and these say, before the first update and after the last,
-how often the model ranks the right solution first. What is trained is an adapter; it is merged into full weights. Each
+The pairs come from `preferences.jsonl`; every fifth is held out, and these say, before the first update and after the
+last, how often the model ranks the right solution first. What is trained is an adapter, merged into full weights. Each
 part is a command that could be typed; it is printed before it runs, and the first that fails ends the demo. At the end
 stand the figures.
 """

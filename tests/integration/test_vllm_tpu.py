@@ -6,7 +6,6 @@ What is shown: what vLLM would be started with, and that every weight of the tra
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -103,7 +102,7 @@ def test_every_weight_reaches_its_place(engine: TpuVllmEngine, tiny: TinyModel, 
 
 def test_a_model_with_another_layer_is_refused(engine: TpuVllmEngine, tiny: TinyModel, state: nnx.State):
   state["decoder"]["layers_3"] = state["decoder"]["layers_0"]
-  with pytest.raises(GenerationError, match="does not take the weights: .*at random initialization"):
+  with pytest.raises(GenerationError, match=r"does not take the weights: .*at random initialization"):
     engine.load(model_weights(tiny.model))
 
 
