@@ -74,7 +74,13 @@ def test_it_trains_with_what_vllm_writes(folder: Path, monkeypatch: pytest.Monke
 
 def test_an_adapter_reaches_vllm_folded_into_its_base(folder: Path):
   # The gap is to the live adapter's log-probabilities: what vLLM got without it would be far away after an update.
-  adapter = ("lora.enable_lora=true", "lora.lora_rank=4", "lora.lora_alpha=64.0", "learning_rate=3.e-2")
+  adapter = (
+    "lora.enable_lora=true",
+    "lora_fresh_base=true",
+    "lora.lora_rank=4",
+    "lora.lora_alpha=64.0",
+    "learning_rate=3.e-2",
+  )
   train(arguments(folder, "adapter", "eval_interval=-1", "rollout_check_period=1", *adapter))
   records = [record for record in read_metrics(folder / "adapter" / "metrics.jsonl") if record["kind"] == "train"]
   assert [record["step"] for record in records] == [1, 2, 3, 4]
