@@ -14,9 +14,9 @@ _FIRST_GLIBC = (2, 35)
 def restart_with_tunables() -> None:
   """Starts this program anew with glibc's tunables set, where that makes a difference; else returns.
 
-  - XLA takes gigabytes from the allocator for each update on the CPU and gives them back, and the kernel clears and maps
-    them anew in pages of 4 KiB: a tenth of an update of a small model. `glibc.malloc.hugetlb=1` asks for large pages,
-    where the kernel gives them to those who ask.
+  - XLA takes gigabytes from the allocator for each update on the CPU and gives them back, and the kernel clears and
+    maps them anew in pages of 4 KiB: a tenth of an update of a small model. `glibc.malloc.hugetlb=1` asks for large
+    pages, where the kernel gives them to those who ask.
   - Each of the many threads of compilers and readers would get a heap of its own, which keeps what it was once given: a
     tenth of the memory of a small run. `glibc.malloc.arena_max` makes them as many as there are cores.
 

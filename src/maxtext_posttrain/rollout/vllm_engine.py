@@ -100,8 +100,8 @@ class VllmEngine:
     self._filters = filters
     self._dead: str | None = None
     architecture = from_maxtext(config)
-    # MaxText rounds a tied table to bfloat16 where it is the head. And vLLM's CPU kernels keep a packed copy of the head,
-    # which new weights of a tied table do not reach (0.31). Its Gemma classes have no head of their own.
+    # MaxText rounds a tied table to bfloat16 where it is the head. And vLLM's CPU kernels keep a packed copy of the
+    # head, which new weights of a tied table do not reach (0.31). Its Gemma classes have no head of their own.
     tied = architecture.dimensions.tied and architecture.family not in (GEMMA2, GEMMA3)
     self._copy_head = tied and (platform == "cpu" or (platform != "tpu" and self.exact))
     self._folder = Path(tempfile.mkdtemp(prefix="vllm-model-"))
