@@ -104,8 +104,8 @@ def test_log_probabilities_are_those_before_the_filters(engines: Engines, option
   got = engines.vllm.generate(PROMPTS, options)
   assert len(got) == len(PROMPTS) * options.n
   assert gap(engines.tiny, options, got) < 1e-3
+  assert {one.finish_reason for one in got} <= {"stop", "length"}
   if options is SAMPLED:
-    assert {one.finish_reason for one in got} == {"stop", "length"}
     assert all((one.token_ids[-1] in (3, 5)) == (one.finish_reason == "stop") for one in got)
     assert all(not set(one.token_ids[:-1]) & {3, 5} for one in got)
 

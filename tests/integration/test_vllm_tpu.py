@@ -1,4 +1,4 @@
-"""vLLM on TPUs, which can't run here: vLLM and its runner are stand-ins, Tunix's and MaxText's sampler are real.
+"""vLLM on TPUs, which can't run here: vLLM and its runner are stand-ins, Tunix's and MaxText's samplers are real.
 
 What is shown: what vLLM would be started with, and that every weight of the trainer reaches its place in vLLM's model.
 """
@@ -58,6 +58,7 @@ def state(tiny: TinyModel) -> nnx.State:
 
 @pytest.fixture
 def engine(tiny: TinyModel, state: nnx.State, monkeypatch: pytest.MonkeyPatch) -> Iterator[TpuVllmEngine]:
+  pytest.importorskip("tpu_inference", reason="MaxText's part for vLLM imports it")
   from maxtext.integration.vllm import maxtext_vllm_adapter
   from tunix.generate import vllm_sampler
 
