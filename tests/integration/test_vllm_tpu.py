@@ -1,12 +1,15 @@
-"""vLLM on TPUs, which can't run here: vLLM and its runner are stand-ins, Tunix's and MaxText's samplers are real.
+"""vLLM on TPUs, which can't run here: its runner and tpu_inference are stand-ins, Tunix's and MaxText's samplers real.
 
 What is shown: what vLLM would be started with, and that every weight of the trainer reaches its place in vLLM's model.
 """
 
 from __future__ import annotations
 
+import importlib.abc
+import sys
 from collections.abc import Iterator
-from types import SimpleNamespace
+from importlib.machinery import ModuleSpec
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import jax
@@ -23,6 +26,17 @@ from maxtext_posttrain.rollout.weights import by_path, model_weights
 from tests.support.generation import CONTEXT, TinyModel
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm]
+
+
+class StandInModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+  """Modules of tpu_inference, in which every name is an empty class: MaxText's part for vLLM imports many."""
+
+  def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+    del path, target
+    return ModuleSpec(fullname, self, is_package=True) if fullname.partition(".")[0] == "tpu_inference" else None
+
+  def exec_module(self, module: ModuleType) -> None:
+    module.__dict__["__getattr__"] = lambda name: type(name, (), {})
 
 
 class StandIn:
@@ -58,7 +72,7 @@ def state(tiny: TinyModel) -> nnx.State:
 
 @pytest.fixture
 def engine(tiny: TinyModel, state: nnx.State, monkeypatch: pytest.MonkeyPatch) -> Iterator[TpuVllmEngine]:
-  pytest.importorskip("tpu_inference", reason="MaxText's part for vLLM imports it")
+  monkeypatch.setattr(sys, "meta_path", [StandInModules(), *sys.meta_path])
   from maxtext.integration.vllm import maxtext_vllm_adapter
   from tunix.generate import vllm_sampler
 
