@@ -28,15 +28,35 @@ from tests.support.generation import CONTEXT, TinyModel
 pytestmark = [pytest.mark.slow, pytest.mark.vllm]
 
 
+class Anything:
+  """Takes whatever it is called with, and has whatever it is asked for."""
+
+  def __init__(self, *_: Any, **__: Any):
+    pass
+
+  def __call__(self, *_: Any, **__: Any) -> Anything:
+    return self
+
+  def __getattr__(self, name: str) -> Anything:
+    if name.startswith("__"):
+      raise AttributeError(name)
+    return self
+
+
 class StandInModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-  """Modules of tpu_inference, in which every name is an empty class: MaxText's part for vLLM imports many."""
+  """Modules of tpu_inference, in which every name is a class: MaxText's part for vLLM imports many."""
 
   def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
     del path, target
     return ModuleSpec(fullname, self, is_package=True) if fullname.partition(".")[0] == "tpu_inference" else None
 
   def exec_module(self, module: ModuleType) -> None:
-    module.__dict__["__getattr__"] = lambda name: type(name, (), {})
+    def name_of(name: str) -> type:
+      if name.startswith("__"):
+        raise AttributeError(name)
+      return type(name, (Anything,), {})
+
+    module.__dict__["__getattr__"] = name_of
 
 
 class StandIn:
@@ -72,6 +92,8 @@ def state(tiny: TinyModel) -> nnx.State:
 
 @pytest.fixture
 def engine(tiny: TinyModel, state: nnx.State, monkeypatch: pytest.MonkeyPatch) -> Iterator[TpuVllmEngine]:
+  import vllm.config  # noqa: F401  # pyright: ignore[reportMissingImports]  # before there is a tpu_inference for it
+
   monkeypatch.setattr(sys, "meta_path", [StandInModules(), *sys.meta_path])
   from maxtext.integration.vllm import maxtext_vllm_adapter
   from tunix.generate import vllm_sampler
