@@ -152,7 +152,7 @@ class VllmEngine:
       with patched(known_patches()) as applied, _output_with_a_number():
         for name in applied:
           report(f"vLLM {self.version}: {name} is patched while it starts")
-        return self._launch(arguments)
+        return self._launch(arguments, architecture)
     except PostTrainError:
       raise
     except Exception as error:
@@ -160,8 +160,9 @@ class VllmEngine:
         f"vLLM {self.version} does not start: {first_line(error)} (maxtext_log=true shows its log)"
       ) from error
 
-  def _launch(self, arguments: Mapping[str, Any]) -> Any:
+  def _launch(self, arguments: Mapping[str, Any], architecture: Architecture) -> Any:
     """Starts vLLM, set up and patched; returns its `LLM`."""
+    del architecture  # The model's folder says it.
     from vllm import LLM  # pyright: ignore[reportMissingImports]
 
     return LLM(**arguments)

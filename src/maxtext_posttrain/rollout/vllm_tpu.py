@@ -56,10 +56,9 @@ class TpuVllmEngine(VllmEngine):
     own = super()._own_arguments(architecture)
     # It is compiled there.
     del own["enforce_eager"]
-    self._model = maxtext_keys(architecture) | {"dtype": self._dtype, "weight_dtype": self._dtype, "log_config": False}
     return own
 
-  def _launch(self, arguments: Mapping[str, Any]) -> Any:
+  def _launch(self, arguments: Mapping[str, Any], architecture: Architecture) -> Any:
     from maxtext_posttrain.maxtext_vllm import DirectSampler
 
     rest = dict(arguments)
@@ -67,7 +66,7 @@ class TpuVllmEngine(VllmEngine):
     self._sampler = DirectSampler(
       self._config,
       self._mesh,
-      model=self._model,
+      model=maxtext_keys(architecture) | {"dtype": self._dtype, "weight_dtype": self._dtype, "log_config": False},
       arguments=rest,
       additional=additional,
       memory_share=share,
