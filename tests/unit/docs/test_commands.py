@@ -98,7 +98,7 @@ def check_config(argv: Sequence[str], trainer: str, folder: Path) -> None:
 def check_trainer(trainer: str, words: Sequence[str], folder: Path) -> None:
   given = [word for word in words if not word.startswith("-")]
   options = {word for word in words if word.startswith("-")}
-  assert options <= {"--help", "--dry-run", "--print-config", "--debug"}
+  assert options <= {"--help", "--dry-run", "--no-compile", "--print-config", "--debug"}
   argv = [key for word in given for key in (KEYS if word == "KEYS" else [word])]
   if "--help" in options:
     assert (folder / argv[0]).is_file()
