@@ -19,6 +19,7 @@ _QKV = frozenset({"query_proj", "key_proj", "value_proj"})
 _PROJECTIONS = frozenset({*_QKV, "out_proj", "mlpwi_0", "mlpwi_1", "mlpwo"})
 
 _KEPT: Mapping[str, frozenset[str]] = {
+  "none": frozenset(),  # MaxText recomputes layers under it too
   "full": frozenset(),
   "minimal": _PROJECTIONS,
   "minimal_with_quantization": _PROJECTIONS,
@@ -138,8 +139,6 @@ def device_bytes(tree: Any) -> int:
 
 def saved_bytes(model: Decoder, share: Share) -> int:
   """What the forward pass keeps of all layers for the backward pass."""
-  if model.remat_policy == "none":
-    return model.layers * _layer_forward(model, share)
   kept = model.kept if model.remat_policy == "custom" else _KEPT[model.remat_policy]
   widths = model.widths
   split = sum(width for name, width in widths.items() if name in kept and name not in ("out_proj", "mlpwo"))

@@ -34,7 +34,7 @@ def decoder(config: MaxTextConfig) -> Decoder:
     mlp=config.mlp_dim * experts,
     vocab=config.vocab_size,
     itemsize=jnp.dtype(config.dtype).itemsize,
-    remat_policy=config.remat_policy,
+    remat_policy=config.remat_policy or "none",
     kept=frozenset(config.tensors_on_device or ()),
     scores=config.attention == "dot_product",
   )
@@ -189,7 +189,7 @@ def _advice(fit: Fit, maxtext: MaxTextConfig) -> Iterator[str]:
   if fixed < fit.limit:
     if "activations at work" in worst and maxtext.num_vocab_tiling == 1 and not maxtext.quantization:
       yield "set num_vocab_tiling=8"
-    if maxtext.remat_policy != "full":
+    if maxtext.remat_policy not in (None, "none", "full"):
       yield "set remat_policy=full"
     yield "lower per_device_batch_size (gradient_accumulation_steps makes up for it) or max_target_length"
   if frozen == ["reference"]:

@@ -1,0 +1,50 @@
+"""MaxText's own pre-training, unmodified, of the model that a trainer's configuration describes.
+
+  python end_to_end/pretrain.py CONFIG [key=value ...] --run-name NAME [--trainer sft] [--data "key=value ..."]
+
+CONFIG and the keys are a trainer's; `steps`, `load_parameters_path` and `load_full_state_path` among them are
+pre-training's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+from typing import Any
+
+from maxtext_posttrain.config import load_config
+from maxtext_posttrain.handback import PRETRAINING_MODULE, base_config, without_post_training
+
+_PRETRAINING = ("steps", "load_parameters_path", "load_full_state_path")
+
+
+def main() -> int:
+  """Runs pre-training; returns its exit code."""
+  parser = argparse.ArgumentParser(description="MaxText's pre-training of the model of a trainer's configuration.")
+  parser.add_argument("config", help="a trainer's YAML")
+  parser.add_argument("keys", nargs="*", metavar="key=value", help="a trainer's keys")
+  parser.add_argument("--trainer", default="sft", help="whose configuration it is (default sft)")
+  parser.add_argument("--run-name", required=True, help="of the pre-training run")
+  parser.add_argument("--data", default="dataset_type=synthetic", help="MaxText's keys of the data")
+  options = parser.parse_intermixed_args()
+  config = load_config([options.config, *options.keys, f"run_name={options.run_name}"], trainer=options.trainer)
+  given = config.maxtext_overrides()
+  keys = without_post_training(given) | {key: given[key] for key in _PRETRAINING if given.get(key)}
+  keys["run_name"] = options.run_name
+  arguments = [f"{key}={_argument(value)}" for key, value in keys.items()] + shlex.split(options.data)
+  return subprocess.run(
+    [sys.executable, "-m", PRETRAINING_MODULE, str(base_config()), *arguments], check=False
+  ).returncode
+
+
+def _argument(value: Any) -> str:
+  if isinstance(value, bool):
+    return str(value).lower()
+  return json.dumps(value) if isinstance(value, (list, dict)) else str(value)
+
+
+if __name__ == "__main__":
+  sys.exit(main())
