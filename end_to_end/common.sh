@@ -51,6 +51,8 @@ run_steps() {
   PLAN=("$@")
   [[ -z "${SOURCE}" ]] || PLAN=(import "$@")
   trap finish EXIT
+  trap 'exit 130' INT
+  trap 'exit 143' TERM
   mkdir -p "${WORK}"
   local name
   for name in "${PLAN[@]}"; do
@@ -83,7 +85,8 @@ step() {
     OUTCOME["${DOING}"]="passed over, was done"
   else
     "$@"
-    holds "${tree}" "${needed[@]}"
+    holds "${tree}" "${needed[@]}" > /dev/null
+    echo "checked: ${tree} has ${needed[*]}"
     OUTCOME["${DOING}"]="passed"
   fi
 }

@@ -1,9 +1,9 @@
 """MaxText's own pre-training, unmodified, of the model that a trainer's configuration describes.
 
-  python end_to_end/pretrain.py CONFIG [key=value ...] --run-name NAME [--trainer sft] [--data "key=value ..."]
+  python end_to_end/pretrain.py CONFIG [key=value ...] --run-name NAME --log FILE [--trainer sft] [--data "key=value"]
 
 CONFIG and the keys are a trainer's; `steps`, `load_parameters_path` and `load_full_state_path` among them are
-pre-training's.
+pre-training's. Shown are its steps; all that it prints is in FILE.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ import json
 import shlex
 import subprocess
 import sys
+from collections import deque
+from pathlib import Path
 from typing import Any
 
 from maxtext_posttrain.config import load_config
 from maxtext_posttrain.handback import PRETRAINING_MODULE, base_config, without_post_training
 
 _PRETRAINING = ("steps", "load_parameters_path", "load_full_state_path")
+_LINES_OF_A_FAILURE = 15
 
 
 def main() -> int:
@@ -28,6 +31,7 @@ def main() -> int:
   parser.add_argument("keys", nargs="*", metavar="key=value", help="a trainer's keys")
   parser.add_argument("--trainer", default="sft", help="whose configuration it is (default sft)")
   parser.add_argument("--run-name", required=True, help="of the pre-training run")
+  parser.add_argument("--log", type=Path, required=True, help="where its output goes")
   parser.add_argument("--data", default="dataset_type=synthetic", help="MaxText's keys of the data")
   options = parser.parse_intermixed_args()
   config = load_config([options.config, *options.keys, f"run_name={options.run_name}"], trainer=options.trainer)
@@ -35,9 +39,22 @@ def main() -> int:
   keys = without_post_training(given) | {key: given[key] for key in _PRETRAINING if given.get(key)}
   keys["run_name"] = options.run_name
   arguments = [f"{key}={_argument(value)}" for key, value in keys.items()] + shlex.split(options.data)
-  return subprocess.run(
-    [sys.executable, "-m", PRETRAINING_MODULE, str(base_config()), *arguments], check=False
-  ).returncode
+  command = [sys.executable, "-m", PRETRAINING_MODULE, str(base_config()), *arguments]
+  last: deque[str] = deque(maxlen=_LINES_OF_A_FAILURE)
+  with (
+    options.log.open("w", encoding="utf-8") as log,
+    subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace") as process,
+  ):
+    assert process.stdout is not None
+    for line in process.stdout:
+      log.write(line)
+      last.append(line)
+      start = line.find("completed step:")
+      if start >= 0:
+        print(f"pre-training, {line[start:].strip().rstrip(',')}", flush=True)
+  if process.returncode:
+    print(f"{''.join(last)}error: pre-training failed; its output is in {options.log}", file=sys.stderr)
+  return process.returncode
 
 
 def _argument(value: Any) -> str:

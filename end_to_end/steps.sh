@@ -49,7 +49,7 @@ pretrain() {
   mapfile -t keys < <(last_of_each "${COMMON[@]}" "${MODEL_KEYS[@]}" "hf_train_files=${CHATS}" "steps=${last}" "$@")
   step "${OUTPUT}/${name}" "step=${last}" layout=maxtext resumable=true -- \
     "${PYTHON}" end_to_end/pretrain.py "${config}" "${keys[@]}" --trainer "${trainer}" --run-name "${name}" \
-    --data "${PRETRAIN_DATA}"
+    --data "${PRETRAIN_DATA}" --log "${WORK}/${name}.log"
 }
 
 step_pretrain() {
