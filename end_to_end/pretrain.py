@@ -1,8 +1,8 @@
-"""MaxText's own pre-training, unmodified, of the model that a trainer's configuration describes.
+"""MaxText's own pre-training, unmodified, of the model that an SFT's configuration describes.
 
-  python end_to_end/pretrain.py CONFIG [key=value ...] --run-name NAME --log FILE [--trainer sft] [--data "key=value"]
+  python end_to_end/pretrain.py CONFIG [key=value ...] --run-name NAME --log FILE [--data "key=value"]
 
-CONFIG and the keys are a trainer's; `steps`, `load_parameters_path` and `load_full_state_path` among them are
+CONFIG and the keys are an SFT's; `steps`, `load_parameters_path` and `load_full_state_path` among them are
 pre-training's. Shown are its steps; all that it prints is in FILE.
 """
 
@@ -26,15 +26,14 @@ _LINES_OF_A_FAILURE = 15
 
 def main() -> int:
   """Runs pre-training; returns its exit code."""
-  parser = argparse.ArgumentParser(description="MaxText's pre-training of the model of a trainer's configuration.")
-  parser.add_argument("config", help="a trainer's YAML")
-  parser.add_argument("keys", nargs="*", metavar="key=value", help="a trainer's keys")
-  parser.add_argument("--trainer", default="sft", help="whose configuration it is (default sft)")
+  parser = argparse.ArgumentParser(description="MaxText's pre-training of the model of an SFT's configuration.")
+  parser.add_argument("config", help="the SFT's YAML")
+  parser.add_argument("keys", nargs="*", metavar="key=value", help="the SFT's keys")
   parser.add_argument("--run-name", required=True, help="of the pre-training run")
   parser.add_argument("--log", type=Path, required=True, help="where its output goes")
   parser.add_argument("--data", default="dataset_type=synthetic", help="MaxText's keys of the data")
   options = parser.parse_intermixed_args()
-  config = load_config([options.config, *options.keys, f"run_name={options.run_name}"], trainer=options.trainer)
+  config = load_config([options.config, *options.keys, f"run_name={options.run_name}"])
   given = config.maxtext_overrides()
   keys = without_post_training(given) | {key: given[key] for key in _PRETRAINING if given.get(key)}
   keys["run_name"] = options.run_name

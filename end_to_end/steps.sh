@@ -41,14 +41,14 @@ step_import() {
 
 #######################################
 # Real pre-training, of new weights, of imported ones, or going on from a run's whole state.
-# Arguments: its run's name, the step to end at, the configuration its model is in and whose that is, then key=value
+# Arguments: its run's name, the step to end at, the configuration its model is in, then key=value
 #######################################
 pretrain() {
-  local name="$1" last="$2" config="$3" trainer="$4" keys=()
-  shift 4
+  local name="$1" last="$2" config="$3" keys=()
+  shift 3
   mapfile -t keys < <(last_of_each "${COMMON[@]}" "${MODEL_KEYS[@]}" "hf_train_files=${CHATS}" "steps=${last}" "$@")
   step "${OUTPUT}/${name}" "step=${last}" layout=maxtext resumable=true -- \
-    "${PYTHON}" end_to_end/pretrain.py "${config}" "${keys[@]}" --trainer "${trainer}" --run-name "${name}" \
+    "${PYTHON}" end_to_end/pretrain.py "${config}" "${keys[@]}" --run-name "${name}" \
     --data "${PRETRAIN_DATA}" --log "${WORK}/${name}.log"
 }
 
@@ -59,7 +59,7 @@ step_pretrain() {
   fi
   local start
   start="$(starting_weights)"
-  pretrain pretrain "${STEPS}" "$(config_of sft)" sft ${start:+"${start}"}
+  pretrain pretrain "${STEPS}" "$(config_of sft)" ${start:+"${start}"}
   # Pre-training names a step's folder by the step before.
   FROM="${OUTPUT}/pretrain/checkpoints/$((STEPS - 1))/items"
   TAUGHT="${FROM}"
@@ -91,17 +91,28 @@ step_grpo() {
 }
 
 step_distill() {
-  # A dry run reads no weights, and one teacher's are not there yet: this name is looked for nowhere.
-  local student=("teacher_overrides.load_parameters_path=${FROM:-dry-run://teacher}")
+  # A dry run reads no weights, and its teacher's are not there yet: this name is looked for nowhere.
+  local keys=("teacher_overrides.load_parameters_path=${FROM:-dry-run://teacher}")
   if [[ "${STUDENT_LAYERS}" -gt 0 ]]; then
-    student+=(override_model_config=true "student_overrides.base_num_decoder_layers=${STUDENT_LAYERS}"
+    keys+=(override_model_config=true "student_overrides.base_num_decoder_layers=${STUDENT_LAYERS}"
       student_init_from_teacher_layers=2)
   elif [[ -n "${TAUGHT}" ]]; then
-    student+=("load_parameters_path=${TAUGHT}")
+    keys+=("load_parameters_path=${TAUGHT}")
   fi
   step "${OUTPUT}/distill" "step=${STEPS}" layout=maxtext resumable=true data_position=true -- \
-    train distill distillation run_name=distill "hf_train_files=${CHATS}" "${DISTILL[@]}" "${student[@]}"
+    train distill distillation run_name=distill "hf_train_files=${CHATS}" "${DISTILL[@]}" "${keys[@]}"
   written distill "checkpoints/${STEPS}/items"
+}
+
+# The student's model by itself, with its tokenizer.
+student_config() {
+  local path="${WORK}/student.yml" keys=("${MODEL_KEYS[@]}") key
+  [[ "${STUDENT_LAYERS}" -eq 0 ]] || keys+=("base_num_decoder_layers=${STUDENT_LAYERS}" override_model_config=true)
+  {
+    cat "$(config_of sft)"
+    for key in "${keys[@]}"; do echo "${key/=/: }"; done
+  } > "${path}"
+  echo "${path}"
 }
 
 step_resume() {
@@ -109,8 +120,7 @@ step_resume() {
     leave_out "MaxText's own pre-training plans nothing"
     return
   fi
-  pretrain resume "$((STEPS + 2))" "${OUTPUT}/distill/config.yml" distill "load_full_state_path=${FROM}" \
-    load_parameters_path=
+  pretrain resume "$((STEPS + 2))" "$(student_config)" "load_full_state_path=${FROM}"
   FROM="${OUTPUT}/resume/checkpoints/$((STEPS + 1))/items"
 }
 
@@ -120,15 +130,17 @@ step_export() {
     leave_out "it is of weights"
     return
   fi
-  step "${OUTPUT}/export/maxtext" layout=weights load_parameters_path=yes "parameters=$(parameters_of "${FROM}")" -- \
+  local parameters
+  parameters="$(parameters_of "${FROM}")"
+  step "${WORK}/export/maxtext" layout=weights load_parameters_path=yes "parameters=${parameters}" -- \
     export_and_read_back
 }
 
 export_and_read_back() {
-  rm -rf "${OUTPUT}/export"
-  mkdir -p "${OUTPUT}/export"
-  "${POSTTRAIN}" export "${FROM}" "${OUTPUT}/export/huggingface" --config "${OUTPUT}/distill/config.yml"
-  "${POSTTRAIN}" import "${OUTPUT}/export/huggingface" "${OUTPUT}/export/maxtext"
+  rm -rf "${WORK}/export"
+  mkdir -p "${WORK}/export"
+  "${POSTTRAIN}" export "${FROM}" "${WORK}/export/huggingface" --config "$(student_config)"
+  "${POSTTRAIN}" import "${WORK}/export/huggingface" "${WORK}/export/maxtext"
 }
 
 parameters_of() {

