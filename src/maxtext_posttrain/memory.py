@@ -51,7 +51,7 @@ class Decoder:
     vocab: of the logits.
     itemsize: bytes of an activation.
     remat_policy: MaxText's.
-    kept: what `remat_policy=custom` keeps on the device, by MaxText's names.
+    kept: what `remat_policy=custom` keeps on the device beside a layer's input, by MaxText's names.
     scores: attention holds its scores, [heads, length] of each token (`attention=dot_product`).
   """
 
@@ -72,7 +72,6 @@ class Decoder:
     """Numbers of a token in what a layer's projections give, by MaxText's names."""
     queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
     return {
-      "decoder_layer_input": self.emb,
       "query_proj": queries,
       "key_proj": keys,
       "value_proj": keys,
