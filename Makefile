@@ -46,7 +46,7 @@ test-fast: $(STAMP) ## the tests that take under two minutes together
 	$(PYTEST) -m "not slow"
 
 test-vllm: $(VLLM_STAMP) ## the tests with real vLLM, by the interpreter that has it
-	.venv-vllm/bin/python -m pytest -m vllm tests
+	.venv-vllm/bin/python -m pytest -m vllm tests/unit/test_doctor.py tests/integration/test_vllm_*.py
 
 lint: $(STAMP) ## ruff (lint and format), shellcheck and basedpyright
 	.venv/bin/ruff check .

@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def main_of(trainer: Trainer, argv: Sequence[str] | None = None) -> int:
-  """Runs the command line of a trainer that is not one of ours; see docs/adding_a_trainer.md."""
+  """Runs a program that is one trainer, ours (`python -m train_sft`) or a user's: see docs/adding_a_trainer.md."""
   if argv is None:
     restart_with_huge_pages()
   return _finished(trainer.load(), list(sys.argv[1:] if argv is None else argv))

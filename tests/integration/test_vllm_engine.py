@@ -187,6 +187,30 @@ def test_what_it_does_not_take(llama: Engines, prompt: list[int], options: Sampl
     llama.vllm.generate([prompt], options)
 
 
+# Before another engine is started: what it leaves of torch's process groups is none of this one's.
+def test_an_engine_that_dies_says_so_in_one_line(llama: Engines, monkeypatch: pytest.MonkeyPatch):
+  step = llama.vllm._llm.llm_engine.step
+  left = iter(range(3))
+
+  def failing() -> Any:
+    if next(left, None) is None:
+      raise RuntimeError("EngineCore encountered an issue.\nSee stack trace above for the root cause.")
+    return step()
+
+  monkeypatch.setattr(llama.vllm._llm.llm_engine, "step", failing)
+  with pytest.raises(GenerationError) as died:
+    llama.vllm.generate(PROMPTS, GREEDY)
+  message = str(died.value)
+  assert "stopped amid a batch of 50 completions: RuntimeError: EngineCore encountered an issue." in message
+  assert "\n" not in message
+  monkeypatch.undo()
+  # Nothing is asked of it again.
+  with pytest.raises(GenerationError, match="amid a batch of 50"):
+    llama.vllm.load(model_weights(llama.tiny.model))
+  with pytest.raises(GenerationError, match="amid a batch of 50"):
+    llama.vllm.generate(PROMPTS, GREEDY)
+
+
 @pytest.mark.parametrize(
   ("key", "settings", "error", "says"),
   [
@@ -219,26 +243,3 @@ def test_what_an_engine_lacks_is_told_with_its_value(llama: Engines, capsys: pyt
   engine.close()
   assert len(told) == 1
   assert "swap_space=2" in told[0]
-
-
-def test_an_engine_that_dies_says_so_in_one_line(llama: Engines, monkeypatch: pytest.MonkeyPatch):
-  step = llama.vllm._llm.llm_engine.step
-  left = iter(range(3))
-
-  def failing() -> Any:
-    if next(left, None) is None:
-      raise RuntimeError("EngineCore encountered an issue.\nSee stack trace above for the root cause.")
-    return step()
-
-  monkeypatch.setattr(llama.vllm._llm.llm_engine, "step", failing)
-  with pytest.raises(GenerationError) as died:
-    llama.vllm.generate(PROMPTS, GREEDY)
-  message = str(died.value)
-  assert "stopped amid a batch of 50 completions: RuntimeError: EngineCore encountered an issue." in message
-  assert "\n" not in message
-  monkeypatch.undo()
-  # Nothing is asked of it again.
-  with pytest.raises(GenerationError, match="amid a batch of 50"):
-    llama.vllm.load(model_weights(llama.tiny.model))
-  with pytest.raises(GenerationError, match="amid a batch of 50"):
-    llama.vllm.generate(PROMPTS, GREEDY)

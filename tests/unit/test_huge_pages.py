@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from maxtext_posttrain import huge_pages
+from maxtext_posttrain import cli, huge_pages
 
 PROGRAM = """
 import os, sys
@@ -61,3 +62,17 @@ def test_does_not_restart(tmp_path: Path, enabled: str, tunables: str | None):
   numbers, last = run(tmp_path, enabled, tunables)
   assert len(numbers) == 1
   assert last == f"{tunables}|['a=1 2', 'b']|1"
+
+
+@pytest.mark.parametrize("name", ["sft", "dpo", "distill", "grpo", "rl"])
+def test_every_trainers_program_asks_for_them(name: str, monkeypatch: pytest.MonkeyPatch):
+  class Restarted(Exception):
+    pass
+
+  def restart() -> None:
+    raise Restarted
+
+  monkeypatch.setattr(cli, "restart_with_huge_pages", restart)
+  monkeypatch.setattr(sys, "argv", [f"train_{name}.py", "--help"])
+  with pytest.raises(Restarted):
+    runpy.run_module(f"train_{name}", run_name="__main__")
