@@ -210,8 +210,8 @@ _USABLE: Mapping[str, float] = {"TPU v5 lite": 15.75, "TPU v5e": 15.75, "TPU v6 
 """GiB that a program may use, by the start of JAX's `device_kind`; XLA keeps the rest of a chip's memory."""
 
 
-def device_memory(device: jax.Device) -> int | None:
-  """Bytes that a program may use on a device, as it says itself or by its kind; None where neither tells.
+def device_memory(device: Any) -> int | None:
+  """Bytes that a program may use on one of `jax.devices()`, as it says itself or by its kind; None where neither tells.
 
   A CPU's is None: it is not set aside for a program.
   """
