@@ -41,7 +41,8 @@ _ODD = (
   "\n", "\r\n", "\r", "\t", "\x00", "\x0b", "\x0c", "\x1c", "\x7f", "\x85", "\xa0", "\u00ad", "\u1680", "\u200b",
   "\u200d", "\u2028", "\u202e", "\u3000", "\ufeff", "\ufdd0", "\ufdd1", "\ufdef", "\uffff", "\U0010ffff", "\ufffd",
   "\u2581", "\u0120", "e\u0301", "\u1112\u1161\u11ab", "\U0001f468\u200d\U0001f469\u200d\U0001f467",
-  "\U0001f1e9\U0001f1ea", "\u0644\u0627", "ﬁ", "İ", "ß", "ſ", "\u017fx", "'s", "'LL", "  ", "    ", " \n ", "<", "<|", "|>", "[", "{{", "{%", "<0x0A>", "</", "\\n",
+  "\U0001f1e9\U0001f1ea", "\u0644\u0627", "ﬁ", "İ", "ß", "ſ", "\u017fx", "'s", "'LL", "  ", "    ", " \n ", "<",
+  "<|", "|>", "[", "{{", "{%", "<0x0A>", "</", "\\n",
 )  # fmt: skip
 
 
@@ -54,12 +55,14 @@ class Subject:
     reference: transformers' tokenizer of the same vocabulary, given ours; None where transformers has none.
     decoded: what decoding makes of text that was encoded; None where it promises nothing.
     lacks_bytes: whether text may hold what the vocabulary has only its unknown piece for.
+    avoid: a character that is left out of the texts.
   """
 
   load: Callable[[bool, Path], Tokenizer]
   reference: Callable[[Tokenizer, Path], Any] | None
   decoded: Callable[[str], str | None]
   lacks_bytes: bool = False
+  avoid: str = ""
 
 
 def _asset(name: str, kind: str) -> Callable[[bool, Path], Tokenizer]:
@@ -74,6 +77,9 @@ def _sentencepiece(name: str, kind: str) -> Subject:
     lambda ours, folder: chat_samples.sentencepiece_reference(name, kind),
     # The sign that stands for a space in the vocabulary becomes one.
     lambda text: None if _SPACE in text else text,
+    # Gemma's runs of spaces are pieces of the user's own, which transformers finds before spaces become that sign and
+    # SentencePiece afterwards: beside a space it is read in two ways.
+    avoid=_SPACE if kind == "gemma" else "",
   )
 
 
@@ -163,7 +169,9 @@ def converse(name: str, folder: str, seed: str) -> Mapping[str, int] | str:
   except NotPermittedError as error:
     return str(error)
   spellings = [*chance.sample(sorted(ours.special_tokens), min(40, len(ours.special_tokens)))]
-  texts = [_text(chance, [*spellings, *chat_samples.SPECIAL_TEXTS]) for _ in range(PER_CASE)]
+  made = (_text(chance, [*spellings, *chat_samples.SPECIAL_TEXTS]) for _ in range(PER_CASE))
+  avoid = SUBJECTS[name].avoid
+  texts = [text.replace(avoid, "") if avoid else text for text in made]
   samples = chat_samples.conversations(PER_CASE, seed=chance.randrange(1 << 30), texts=texts)
   counts = {"conversations": len(samples), "compared with transformers": 0, "texts decoded": 0}
   for index, sample in enumerate(samples):

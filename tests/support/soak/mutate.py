@@ -30,8 +30,10 @@ _PIECES = ("\t", "\x00", "\ufeff", "\r", "\x85", "\u2028", ":", "'", '"', "{", "
 _TEMPLATE_VALUES = (
   "{{ raise_exception('no') }}", "{{ messages[0].nothing.at.all }}", "{{ messages[9].content }}", "{% for m in 3 %}",
   "{% endfor %}", "{% if %}", "{% generation %}", "{% endgeneration %}", "{{ messages }}", "{{ 1 // 0 }}",
-  "{{ x | nofilter }}", "{% set messages = [] %}", "{{ messages | tojson }}", "{% break %}", "{% raw %}", "{# ", "{{ bos_token * 3 }}",
-  "\x00",  "{{ messages | map(attribute='content') | join }}", "{{ loop.index }}", "{% macro m() %}{{ m() }}{% endmacro %}",
+  "{{ x | nofilter }}", "{% set messages = [] %}", "{{ messages | tojson }}", "{% break %}", "{% raw %}", "{# ",
+  "{{ bos_token * 3 }}",
+  "\x00",  "{{ messages | map(attribute='content') | join }}", "{{ loop.index }}",
+  "{% macro m() %}{{ m() }}{% endmacro %}",
   "{% extends 'x' %}", "{{ strftime_now('%Q%') }}", "{{ range(10**8) | list }}", "{{ 'a' | replace('', 'b' * 9999) }}",
 )  # fmt: skip
 

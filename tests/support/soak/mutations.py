@@ -6,12 +6,14 @@ import contextlib
 import json
 import os
 import random
+import re
 import resource
 import sys
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 
+from tests.conftest import REPOSITORY
 from tests.support.chat_samples import TEMPLATES
 from tests.support.grpo import DATA
 from tests.support.soak import mutate, training
@@ -131,7 +133,13 @@ def _prepare(folder: Path, shared: Path, trainer: str, kind: str, chance: random
     name, data = mutate.rows(chance, rows)
   (folder / name).write_bytes(data)
   (folder / "t.jinja").write_bytes(mutate.template(chance, source) if kind == "template" else source.encode())
-  text = path.read_text().replace(f"steps: {training.STEPS}\n", "steps: 1\n")
+  text = path.read_text()
+  if kind == "configuration":
+    text = text.replace(f"steps: {training.STEPS}\n", "steps: 1\n")
+  else:
+    # Where the data say how many steps there are, they are read before anything is compiled.
+    text = text.replace(f"steps: {training.STEPS}\n", "num_epoch: 1\n")
+    text = re.sub(r"quickstart/(\w+)\.yml", lambda found: _without_steps(folder, found[1]), text)
   text += f"run_name: r\nbase_output_directory: out\nhf_train_files: {name}\nhf_eval_files: eval.jsonl\n"
   text += "chat_template: t.jinja\n" if kind == "template" else ""
   content = mutate.configuration(chance, text, _known_keys()) if kind == "configuration" else text.encode()
@@ -141,6 +149,14 @@ def _prepare(folder: Path, shared: Path, trainer: str, kind: str, chance: random
   kept.parent.mkdir(parents=True)
   kept.write_text("mine\n")
   return [training.command(trainer), "own.yml", *(["--dry-run"] if chance.random() < 0.6 else [])]
+
+
+def _without_steps(folder: Path, name: str) -> str:
+  """Writes a quickstart's configuration without how long it trains; returns its name."""
+  text = (REPOSITORY / "configs" / "quickstart" / f"{name}.yml").read_text(encoding="utf-8")
+  text = re.sub(r"^steps:.*\n", "", text, flags=re.MULTILINE).replace("../", "")
+  (folder / "quickstart.yml").write_text(text, encoding="utf-8")
+  return "quickstart.yml"
 
 
 def _known_keys() -> list[str]:
