@@ -71,7 +71,6 @@ class Soak:
     """Makes one case, says how it ended, and notes it."""
     from tests.support.soak.cases import Bench, FaultFoundError, NotPermittedError
     from tests.support.soak.ledger import Record
-    from tests.support.soak.worker import WorkerLostError
 
     bench = Bench(part.name, case, self._seed, self._folder / "cases" / f"{part.name}-{case}", self._shared())
     shutil.rmtree(bench.folder, ignore_errors=True)
@@ -81,10 +80,12 @@ class Soak:
     try:
       outcome = part.run(bench)
       name, counts = outcome.name, dict(outcome.counts)
-    except (FaultFoundError, WorkerLostError) as error:
-      failed, detail = True, " ".join(str(error).split())[-1000:]
     except NotPermittedError as error:
       name = f"not permitted here: {error}"
+    except Exception as error:
+      # Also what looking at the files raised: a checkpoint that can't be read, metrics that are none.
+      told = str(error) if isinstance(error, FaultFoundError) else f"{type(error).__name__}: {error}"
+      failed, detail = True, " ".join(told.split())[-1000:]
     seconds = time.monotonic() - started
     record = Record(part.name, case, self._seed, self._code, name, failed, round(seconds, 1), detail, counts)
     self._book.add(record)

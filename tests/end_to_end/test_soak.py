@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_a_slice_of_the_soak_finds_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-  code = main(["--slice", "ci", "--minutes", "5", "--folder", str(tmp_path)])
+  code = main(["--slice", "ci", "--minutes", "4", "--folder", str(tmp_path)])
   said = capsys.readouterr().out
   assert code == 0, said[-8000:]
   assert "none failed" in said

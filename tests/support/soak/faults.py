@@ -27,7 +27,7 @@ def break_saves(bench: Bench) -> Outcome:
   """One fault at a random moment of a run: it ends in one line or is not met; lifted, the run goes on to its bits."""
   chance = bench.random()
   trainer = training.TRAINERS[bench.case % len(training.TRAINERS)]
-  kind = list(_KINDS)[bench.case // len(training.TRAINERS) % len(_KINDS)]
+  kind = list(_KINDS)[bench.case % len(_KINDS)]
   expected = training.reference(trainer, bench.shared)
   config = training.write_config(bench.folder, trainer, bench.shared)
   output = bench.folder / "out"
