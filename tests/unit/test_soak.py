@@ -141,7 +141,7 @@ def test_mutations_are_the_seeds_and_mostly_changes():
   def made(seed: int) -> tuple[bytes, tuple[str, bytes], bytes]:
     chance = random.Random(seed)
     return (
-      mutate.configuration(chance, text, ["steps", "lora.lora_rank"]),
+      mutate.configuration(chance, text, {"steps": {"type": "integer"}, "lora.lora_rank": {"type": "integer"}}),
       mutate.rows(chance, ROWS),
       mutate.template(chance, source),
     )

@@ -6,7 +6,7 @@ import copy
 import json
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tests.support.template_attacks import BOMBS, ESCAPES
@@ -38,9 +38,12 @@ _TEMPLATE_VALUES = (
 )  # fmt: skip
 
 
-def configuration(chance: random.Random, text: str, known: Sequence[str]) -> bytes:
-  """A YAML configuration with one to three changes; `known` are keys that it may get anew."""
-  for _ in range(chance.randint(1, 3)):
+Keys = Mapping[str, Mapping[str, Any]]
+
+
+def configuration(chance: random.Random, text: str, known: Keys) -> bytes:
+  """A YAML configuration with one to three changes; `known` are keys that it may get anew, with their JSON schemas."""
+  for _ in range(chance.choice((1, 1, 1, 2, 3))):
     text = chance.choice(_YAML_CHANGES)(chance, text, known)
   return _encoded(chance, text)
 
@@ -55,34 +58,34 @@ def rows(chance: random.Random, given: Sequence[Any]) -> tuple[str, bytes]:
   name = chance.choice(("rows.jsonl", "rows.jsonl", "rows.jsonl", "rows.json", "rows.parquet", "rows.jsonl.gz"))
   text = f"[{','.join(lines)}]" if name == "rows.json" and chance.random() < 0.8 else "\n".join(lines) + "\n"
   if chance.random() < 0.4:
-    text = chance.choice((_cut, _insert, _drop_lines, _double_line, _nested))(chance, text, ())
+    text = chance.choice((_cut, _insert, _drop_lines, _double_line, _nested))(chance, text, {})
   return name, _encoded(chance, text)
 
 
 def template(chance: random.Random, text: str) -> bytes:
   """A chat template with one to three changes."""
   for _ in range(chance.randint(1, 3)):
-    text = chance.choice(_TEMPLATE_CHANGES)(chance, text, ())
+    text = chance.choice(_TEMPLATE_CHANGES)(chance, text, {})
   return _encoded(chance, text)
 
 
-Change = Callable[[random.Random, str, Sequence[str]], str]
+Change = Callable[[random.Random, str, Keys], str]
 
 
-def _drop_lines(chance: random.Random, text: str, known: Sequence[str]) -> str:
+def _drop_lines(chance: random.Random, text: str, known: Keys) -> str:
   lines = text.splitlines(keepends=True)
   start = chance.randrange(max(len(lines), 1))
   del lines[start : start + chance.choice((1, 1, 2))]
   return "".join(lines)
 
 
-def _double_line(chance: random.Random, text: str, known: Sequence[str]) -> str:
+def _double_line(chance: random.Random, text: str, known: Keys) -> str:
   lines = text.splitlines(keepends=True) or [""]
   lines.insert(chance.randrange(len(lines)), chance.choice(lines))
   return "".join(lines)
 
 
-def _swap_keys(chance: random.Random, text: str, known: Sequence[str]) -> str:
+def _swap_keys(chance: random.Random, text: str, known: Keys) -> str:
   lines = text.splitlines(keepends=True)
   places = [index for index, line in enumerate(lines) if ":" in line]
   if len(places) < 2:
@@ -93,7 +96,7 @@ def _swap_keys(chance: random.Random, text: str, known: Sequence[str]) -> str:
   return "".join(lines)
 
 
-def _set_value(chance: random.Random, text: str, known: Sequence[str]) -> str:
+def _set_value(chance: random.Random, text: str, known: Keys) -> str:
   lines = text.splitlines(keepends=True)
   places = [index for index, line in enumerate(lines) if ": " in line]
   if places:
@@ -102,7 +105,7 @@ def _set_value(chance: random.Random, text: str, known: Sequence[str]) -> str:
   return "".join(lines)
 
 
-def _misspell(chance: random.Random, text: str, known: Sequence[str]) -> str:
+def _misspell(chance: random.Random, text: str, known: Keys) -> str:
   keys = re.findall(r"^\s*(\w{3,}):", text, re.MULTILINE)
   if not keys:
     return text
@@ -112,35 +115,58 @@ def _misspell(chance: random.Random, text: str, known: Sequence[str]) -> str:
   return text.replace(f"{key}:", f"{wrong}:", 1)
 
 
-def _add_key(chance: random.Random, text: str, known: Sequence[str]) -> str:
-  return text.rstrip("\n") + f"\n{chance.choice(known)}: {chance.choice(_YAML_VALUES)}\n"
+def _add_key(chance: random.Random, text: str, known: Keys) -> str:
+  """A key with a value of its type, mostly: what is wrong with it is found later, if anything is."""
+  key = chance.choice(list(known))
+  value = _of_type(chance, known[key]) if chance.random() < 0.8 else chance.choice(_YAML_VALUES)
+  return text.rstrip("\n") + f"\n{key}: {value}\n"
 
 
-def _insert(chance: random.Random, text: str, known: Sequence[str]) -> str:
+def _of_type(chance: random.Random, spec: Mapping[str, Any]) -> str:
+  if "enum" in spec:
+    return json.dumps(chance.choice(spec["enum"]))
+  if "anyOf" in spec:
+    return _of_type(chance, chance.choice(spec["anyOf"]))
+  match spec.get("type"):
+    case "integer":
+      return chance.choice(("0", "1", "2", "3", "-1", "7", "1000", "1000000000"))
+    case "number":
+      return chance.choice(("0.0", "0.5", "1.0", "-1.0", "1.e-9", "2", "1.e+9"))
+    case "boolean":
+      return chance.choice(("true", "false"))
+    case "string":
+      return chance.choice(('""', "x", "default", "float32", "int8"))
+    case "array":
+      return chance.choice(("[]", "[1]", "[x]", "[[1, 2]]"))
+    case _:
+      return "null"
+
+
+def _insert(chance: random.Random, text: str, known: Keys) -> str:
   place = chance.randint(0, len(text))
   return text[:place] + chance.choice(_PIECES) + text[place:]
 
 
-def _cut(chance: random.Random, text: str, known: Sequence[str]) -> str:
+def _cut(chance: random.Random, text: str, known: Keys) -> str:
   return text[: chance.randint(0, len(text))]
 
 
-def _drop_characters(chance: random.Random, text: str, known: Sequence[str]) -> str:
+def _drop_characters(chance: random.Random, text: str, known: Keys) -> str:
   place = chance.randint(0, len(text))
   return text[:place] + text[place + chance.randint(1, 9) :]
 
 
-def _nested(chance: random.Random, text: str, known: Sequence[str]) -> str:
+def _nested(chance: random.Random, text: str, known: Keys) -> str:
   depth = chance.choice((10, 1000, 100_000))
   return text + "[" * depth + "]" * chance.choice((0, depth)) + "\n"
 
 
-def _laughs(chance: random.Random, text: str, known: Sequence[str]) -> str:
+def _laughs(chance: random.Random, text: str, known: Keys) -> str:
   levels = "".join(f"l{i}: &l{i} [{', '.join([f'*l{i - 1}'] * 9)}]\n" for i in range(1, 12))
   return f"{text.rstrip(chr(10))}\nl0: &l0 [x, x]\n{levels}"
 
 
-def _base(chance: random.Random, text: str, known: Sequence[str]) -> str:
+def _base(chance: random.Random, text: str, known: Keys) -> str:
   base = chance.choice(
     ("own.yml", "[]", "[sft.yml, dpo.yml]", "gone.yml", "/dev/null", "models", "base.yml", "3", "{}")
   )
@@ -153,7 +179,7 @@ _YAML_CHANGES: tuple[Change, ...] = (
 )  # fmt: skip
 
 
-def _swap_blocks(chance: random.Random, text: str, known: Sequence[str]) -> str:
+def _swap_blocks(chance: random.Random, text: str, known: Keys) -> str:
   blocks = re.findall(r"\{[{%].*?[}%]\}", text, re.DOTALL)
   if len(blocks) < 2:
     return text
@@ -161,12 +187,12 @@ def _swap_blocks(chance: random.Random, text: str, known: Sequence[str]) -> str:
   return text.replace(one, chance.choice(("", other, one * 2, one.replace("{%", "{{"), one[:-1])), 1)
 
 
-def _attack(chance: random.Random, text: str, known: Sequence[str]) -> str:
+def _attack(chance: random.Random, text: str, known: Keys) -> str:
   attack = chance.choice((*ESCAPES.values(), *BOMBS.values(), *_TEMPLATE_VALUES, *_TEMPLATE_VALUES))
   return chance.choice((f"{attack}{text}", f"{text}{attack}", attack))
 
 
-def _other_name(chance: random.Random, text: str, known: Sequence[str]) -> str:
+def _other_name(chance: random.Random, text: str, known: Keys) -> str:
   old = chance.choice(("content", "role", "assistant", "messages", "endif", "endfor", "loop", "generation", "text("))
   return text.replace(old, chance.choice(("", "x", "none", "messages", "'", "content")), chance.choice((1, -1)))
 

@@ -142,7 +142,8 @@ def _prepare(folder: Path, shared: Path, trainer: str, kind: str, chance: random
     text = re.sub(r"quickstart/(\w+)\.yml", lambda found: _without_steps(folder, found[1]), text)
   text += f"run_name: r\nbase_output_directory: out\nhf_train_files: {name}\nhf_eval_files: eval.jsonl\n"
   text += "chat_template: t.jinja\n" if kind == "template" else ""
-  content = mutate.configuration(chance, text, _known_keys()) if kind == "configuration" else text.encode()
+  text += "max_bad_rows: 0.9\n" if kind == "data" and chance.random() < 0.5 else ""
+  content = mutate.configuration(chance, text, _known_keys(chance)) if kind == "configuration" else text.encode()
   path.unlink()
   (folder / "own.yml").write_bytes(content)
   kept = folder / "out" / "mine" / "metrics.jsonl"
@@ -159,11 +160,13 @@ def _without_steps(folder: Path, name: str) -> str:
   return "quickstart.yml"
 
 
-def _known_keys() -> list[str]:
+def _known_keys(chance: random.Random) -> mutate.Keys:
   from maxtext_posttrain.config import OUR_KEYS
   from maxtext_posttrain.config.schema import Schema
 
-  return [*sorted(OUR_KEYS), *sorted(Schema.load().keys)]
+  # Ours are few beside MaxText's: they come as often.
+  keys = {name: key.spec for name, key in Schema.load().keys.items()}
+  return keys if chance.random() < 0.5 else {name: keys[name] for name in OUR_KEYS}
 
 
 def _contents(folder: Path) -> dict[str, bytes]:
