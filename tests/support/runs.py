@@ -128,7 +128,8 @@ class SftProcess:
     return self._process.exitcode
 
   def output(self) -> str:
-    return self.log.read_text(encoding="utf-8")
+    """What it has printed; nothing where it was killed before it began."""
+    return self.log.read_text(encoding="utf-8") if self.log.exists() else ""
 
 
 class DistillProcess(SftProcess):

@@ -280,5 +280,5 @@ def errors(process: runs.SftProcess) -> list[str]:
 
 
 def _tail(process: runs.SftProcess) -> str:
-  lines = process.output().strip().splitlines() if process.log.exists() else []
+  lines = process.output().strip().splitlines()
   return " | ".join(lines[-4:])[-600:]
