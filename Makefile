@@ -11,7 +11,8 @@ PYTEST := $(PYTHON) -m pytest -n $(or $(WORKERS),2) --dist loadfile
 
 .PHONY: help setup quickstart test test-fast test-vllm lint format torch-env vllm-env demo-gsm8k demo-smollm2 demo-dpo \
   demo-distill demo-grpo-tiny demo-grpo-gsm8k notebooks end-to-end end-to-end-plans handback-matrix benchmark-sft \
-  benchmark-trl benchmark-dpo benchmark-distill benchmark-grpo benchmark-checkpoint benchmark-generate docs dist lock clean
+  benchmark-trl benchmark-dpo benchmark-distill benchmark-grpo benchmark-checkpoint benchmark-generate soak soak-slice \
+  docs dist lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | sort | expand -t 16
@@ -117,6 +118,12 @@ benchmark-checkpoint: $(STAMP) ## our saves and restores against Orbax alone and
 
 benchmark-generate: $(STAMP) $(TORCH_STAMP) ## generation here against Tunix's sampler and transformers' generate, seven rounds
 	$(PYTHON) benchmarks/generate.py
+
+soak: $(STAMP) ## kills, disk faults, mutated input, random conversations, for hours; it goes on where it ended
+	$(PYTHON) -m scripts.soak $(if $(MINUTES),--minutes $(MINUTES))
+
+soak-slice: $(STAMP) ## ten minutes of the soak
+	$(PYTHON) -m scripts.soak --slice ci --minutes 10
 
 docs: $(STAMP) ## build the documentation into site/, strictly; it opens without a server
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict

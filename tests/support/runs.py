@@ -69,8 +69,8 @@ def sft_process(argv: Sequence[str], **kwargs: Any) -> subprocess.CompletedProce
   )
 
 
-_FORKSERVER = multiprocessing.get_context("forkserver")
-_FORKSERVER.set_forkserver_preload(["maxtext_posttrain.trainers.sft"])
+FORKSERVER = multiprocessing.get_context("forkserver")
+FORKSERVER.set_forkserver_preload(["maxtext_posttrain.trainers.sft"])
 
 
 def _child(trainer: str, argv: list[str], log: str) -> None:
@@ -90,7 +90,7 @@ class SftProcess:
 
   def __init__(self, argv: Sequence[str], log: Path):
     self.log = log
-    self._process = _FORKSERVER.Process(target=_child, args=(self.trainer, list(argv), str(log)))
+    self._process = FORKSERVER.Process(target=_child, args=(self.trainer, list(argv), str(log)))
     self._process.start()
 
   @property
@@ -98,10 +98,14 @@ class SftProcess:
     assert self._process.pid is not None
     return self._process.pid
 
+  @property
+  def is_alive(self) -> bool:
+    return self._process.is_alive()
+
   def wait_for(self, run: Path, step: int) -> bool:
     """Waits until the run's metrics hold a step; False where the process ended before."""
     path = run / "metrics.jsonl"
-    while self._process.is_alive():
+    while self.is_alive:
       if path.exists() and any(r["kind"] == "train" and r["step"] >= step for r in read_metrics(path)):
         return True
       time.sleep(0.002)
@@ -112,6 +116,11 @@ class SftProcess:
     self._process.kill()
     self._process.join()
 
+  def wait_at_most(self, seconds: float) -> int | None:
+    """The exit code; None where the process does not end in time."""
+    self._process.join(seconds)
+    return self._process.exitcode
+
   def wait(self) -> int:
     """The exit code."""
     self._process.join()
@@ -119,7 +128,8 @@ class SftProcess:
     return self._process.exitcode
 
   def output(self) -> str:
-    return self.log.read_text(encoding="utf-8")
+    """What it has printed; nothing where it was killed before it began."""
+    return self.log.read_text(encoding="utf-8") if self.log.exists() else ""
 
 
 class DistillProcess(SftProcess):

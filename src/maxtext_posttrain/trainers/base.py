@@ -28,6 +28,7 @@ from maxtext_posttrain.data import (
 )
 from maxtext_posttrain.data.prompts import PromptDataset
 from maxtext_posttrain.errors import CheckpointError, ConfigError, ReportError, TrainingError
+from maxtext_posttrain.logs import quiet_late_writes
 from maxtext_posttrain.lora.record import AdapterRecord
 from maxtext_posttrain.lora.training import adapter_record
 from maxtext_posttrain.maxtext_api import MaxTextConfig, PretrainingState
@@ -74,7 +75,7 @@ def run(
   Raises:
     PostTrainError: one line on what ended the run.
   """
-  with StopRequest().listening() as stop:
+  with StopRequest().listening() as stop, quiet_late_writes(show=config.maxtext_log):
     if dry_run:
       session = Session(objective, config, with_weights=False, compiles=compiles, prepared=prepared)
       session.print_plan()

@@ -106,18 +106,23 @@ def print_end(session: Session, reporter: Reporter, *, done: int, exhausted: boo
   last = reporter.last.get("train", {})
   loss = f", loss {last['loss']:.4f}" if last else ""
   print(f"{session.objective.name} ended at step {done} of {mt.steps} ({why}){loss}", flush=True)
-  if checkpointing_enabled(session.config) and mt.enable_checkpointing and mt.save_checkpoint_on_completion:
-    print(f"checkpoint: {session.checkpoint_directory}{done}/items", flush=True)
-    if session.lora is not None:
-      print(
-        f"it holds the adapter; posttrain merge {session.run_directory} OUT makes full weights, from which pre-training"
-        " starts with load_parameters_path",
-        flush=True,
-      )
-      return
-    by_name = f"with run_name={mt.run_name} (steps at least {done + 2}), or "
+  if not (checkpointing_enabled(session.config) and mt.enable_checkpointing):
+    return
+  # A run that a signal stops before its first update writes none, nor does one without save_checkpoint_on_completion.
+  if done not in steps_in(epath.Path(session.checkpoint_directory)):
+    print(f"no checkpoint of step {done} was written", flush=True)
+    return
+  print(f"checkpoint: {session.checkpoint_directory}{done}/items", flush=True)
+  if session.lora is not None:
     print(
-      f"pre-training goes on from it {'' if session.objective.checkpoint_role else by_name}in a run of its own"
-      f" with load_full_state_path={session.checkpoint_directory}{done}/items",
+      f"it holds the adapter; posttrain merge {session.run_directory} OUT makes full weights, from which pre-training"
+      " starts with load_parameters_path",
       flush=True,
     )
+    return
+  by_name = f"with run_name={mt.run_name} (steps at least {done + 2}), or "
+  print(
+    f"pre-training goes on from it {'' if session.objective.checkpoint_role else by_name}in a run of its own"
+    f" with load_full_state_path={session.checkpoint_directory}{done}/items",
+    flush=True,
+  )
