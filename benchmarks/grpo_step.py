@@ -5,9 +5,9 @@
 Both trainers write completions of the same GSM8K questions with the same model (random float32 weights), score them
 with the same function and make the same number of updates of each rollout; TRL generates with transformers. Random
 weights hardly ever end a completion, so that all have the same length. Each run is a fresh process, the sides
-alternate, and a run's first rollout, compilation included, does not count. Where `.venv-vllm` is there, a third side is
-our trainer with vLLM's engine. Then both our engine and Tunix's sampler, on Tunix's own Llama of the same sizes, generate
-as many tokens greedily.
+alternate, and a run's first rollout, compilation included, does not count. Where there is an interpreter with vLLM
+(`make vllm-env`), our trainer with its engine is a third side. Then both our engine and Tunix's sampler, on Tunix's own
+Llama of the same sizes, generate as many tokens greedily.
 """
 
 from __future__ import annotations
@@ -23,7 +23,18 @@ from pathlib import Path
 from typing import Any
 
 from _common import Spread, write_tokenizer
-from _contest import GSM8K, REPOSITORY, RUN_KEYS, TORCH_PYTHON, VLLM_PYTHON, Side, print_machine, probed, run_side, torch_side
+from _contest import (
+  GSM8K,
+  REPOSITORY,
+  RUN_KEYS,
+  TORCH_PYTHON,
+  VLLM_PYTHON,
+  Side,
+  print_machine,
+  probed,
+  run_side,
+  torch_side,
+)
 from _shapes import SHAPES
 from generate import Side as Generator
 
