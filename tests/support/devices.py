@@ -1,20 +1,25 @@
 """Tiny runs of every trainer on simulated CPU devices: many of them, one after the other, in a process of their own.
 
-  XLA_FLAGS=--xla_force_host_platform_device_count=8 python -m tests.support.devices jobs.json results.json
+XLA_FLAGS=--xla_force_host_platform_device_count=8 python -m tests.support.devices jobs.json results.json
 """
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
+import socket
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from maxtext_posttrain.checkpointing.metadata import describe_checkpoint
+from maxtext_posttrain.checkpointing.names import ITEMS
+from maxtext_posttrain.checkpointing.streaming import read_arrays
 from tests.conftest import REPOSITORY
+from tests.support import runs
 
 DATA = REPOSITORY / "configs" / "data"
 VOCABULARY = 320
@@ -113,57 +118,73 @@ def job(folder: Path, trainer: str, run_name: str, devices: int, *extra: str, **
   return {"trainer": trainer, "run": str(folder / run_name), "argv": argv}
 
 
-def environment(devices: int) -> dict[str, str]:
-  """The environment of a process with so many simulated devices."""
+def environment(devices: int, process: int = 0, processes: int = 1, port: int = 0) -> dict[str, str]:
+  """What a process with so many simulated devices has set; of several, one that finds the others by a port."""
   flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if "host_platform_device_count" not in flag]
   flags.append(f"--xla_force_host_platform_device_count={devices}")
-  return {**os.environ, "XLA_FLAGS": " ".join(flags), "JAX_PLATFORMS": "cpu"}
+  result = {"XLA_FLAGS": " ".join(flags), "JAX_PLATFORMS": "cpu"}
+  if processes > 1:
+    # Bound to the loopback alone.
+    result |= dict.fromkeys(("JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_BIND_ADDRESS"), f"127.0.0.1:{port}")
+    result |= {"JAX_NUM_PROCESSES": str(processes), "JAX_PROCESS_ID": str(process)}
+  return result
 
 
-def start_jobs(folder: Path, name: str, jobs: Sequence[Mapping[str, Any]], devices: int) -> subprocess.Popen[str]:
-  """Starts a process that makes the runs in order."""
-  (folder / f"{name}.jobs.json").write_text(json.dumps(list(jobs)), encoding="utf-8")
-  with (folder / f"{name}.log").open("w", encoding="utf-8") as log:
-    return subprocess.Popen(
-      [sys.executable, "-m", "tests.support.devices", str(folder / f"{name}.jobs.json"), str(folder / f"{name}.json")],
-      text=True,
-      stdout=log,
-      stderr=subprocess.STDOUT,
-      env=environment(devices),
-      cwd=REPOSITORY,
-    )
+def free_port() -> int:
+  """A port of the loopback that nobody listens on."""
+  with socket.socket() as listener:
+    listener.bind(("127.0.0.1", 0))
+    return listener.getsockname()[1]
 
 
-def job_results(folder: Path, name: str, process: subprocess.Popen[str]) -> dict[str, str | None]:
-  """Waits; by run, what ended it early, or None."""
-  log = folder / f"{name}.log"
-  assert process.wait() == 0, log.read_text(encoding="utf-8")[-4000:]
-  return json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+class Jobs:
+  """Runs made one after the other by one process, or by several together."""
+
+  def __init__(self, folder: Path, name: str, jobs: Sequence[Mapping[str, Any]], *, devices: int, processes: int = 1):
+    """Starts the processes, each with so many devices."""
+    self.logs = [folder / f"{name}.{index}.log" for index in range(processes)]
+    self._results = [folder / f"{name}.{index}.json" for index in range(processes)]
+    port = free_port()
+    self.processes = []
+    for index, (log, results) in enumerate(zip(self.logs, self._results, strict=True)):
+      own = environment(devices, index, processes, port)
+      process = runs.FORKSERVER.Process(target=_make, args=(list(jobs), str(results), str(log), own))
+      process.start()
+      self.processes.append(process)
+
+  def results(self) -> dict[str, str | None]:
+    """Waits; by run, what ended it early, or None. Of several processes all must say the same."""
+    for process, log in zip(self.processes, self.logs, strict=True):
+      process.join()
+      assert process.exitcode == 0, log.read_text(encoding="utf-8")[-4000:]
+    first, *others = [json.loads(path.read_text(encoding="utf-8")) for path in self._results]
+    assert all(other == first for other in others)
+    return first
 
 
-def _main(jobs: Path, results: Path) -> None:
-  from maxtext_posttrain.api import GRPO as grpo  # noqa: F401
+def _make(jobs: Sequence[Mapping[str, Any]], results: str, log: str, own: Mapping[str, str]) -> None:
   from maxtext_posttrain.commands import TRAINERS
   from maxtext_posttrain.commands.train import run_configured
   from maxtext_posttrain.config import load_config
   from maxtext_posttrain.errors import PostTrainError
 
+  runs.enter_child(log, own)
   outcomes: dict[str, str | None] = {}
-  for each in json.loads(jobs.read_text(encoding="utf-8")):
+  for each in jobs:
     name = Path(each["run"]).name
     print(f"--- {name}: {' '.join(each['argv'][1:])}", flush=True)
-    outcomes[name] = None
     try:
-      config = load_config(each["argv"], trainer=each["trainer"])
-      code = run_configured(TRAINERS[each["trainer"]], config)
+      code = run_configured(TRAINERS[each["trainer"]], load_config(each["argv"], trainer=each["trainer"]))
       outcomes[name] = f"exit {code}" if code else None
     except PostTrainError as error:
       outcomes[name] = f"{type(error).__name__}: {error}"
     except Exception as error:
       traceback.print_exc()
       outcomes[name] = f"internal: {type(error).__name__}: {error}"
-    results.write_text(json.dumps(outcomes), encoding="utf-8")
+    Path(results).write_text(json.dumps(outcomes), encoding="utf-8")
 
 
-if __name__ == "__main__":
-  _main(Path(sys.argv[1]), Path(sys.argv[2]))
+def items(step: Path) -> dict[tuple[Any, ...], np.ndarray]:
+  """The arrays of a step's items by path, whatever devices wrote them."""
+  stored = describe_checkpoint(str(step))
+  return read_arrays(stored, ITEMS, stored.arrays(ITEMS))

@@ -9,7 +9,7 @@ import functools
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -17,7 +17,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tunix.sft import peft_trainer, profiler
 
-from maxtext_posttrain import maxtext_api, maxtext_lora
+from maxtext_posttrain import hosts, maxtext_api, maxtext_lora
 from maxtext_posttrain.checkpointing.manager import MaxTextLayoutCheckpointManager, install
 from maxtext_posttrain.config.saved import save_config
 from maxtext_posttrain.data import (
@@ -50,6 +50,11 @@ from maxtext_posttrain.trainers.train_step import (
   make_train_step,
 )
 
+_ROWS = 1
+"""The axis of an update's arrays along which its sequences lie."""
+
+Split = Literal["train", "eval"]
+
 
 def run(
   objective: Objective, config: Any, *, dry_run: bool = False, prepared: Callable[[], PreparedData] | None = None
@@ -68,8 +73,14 @@ def run(
   Raises:
     PostTrainError: one line on what ended the run.
   """
-  with StopRequest().listening() as stop:
-    session = Session(objective, config, with_weights=not dry_run, prepared=prepared)
+  with StopRequest().listening() as stop, contextlib.ExitStack() as together:
+
+    def joined() -> None:
+      together.enter_context(hosts.ending_together())
+      together.enter_context(hosts.quiet_beside_first())
+
+    hosts.join(config)
+    session = Session(objective, config, with_weights=not dry_run, prepared=prepared, joined=joined)
     if dry_run:
       session.print_plan()
       return 0
@@ -119,6 +130,7 @@ class Session:
     *,
     with_weights: bool = True,
     prepared: Callable[[], PreparedData] | None = None,
+    joined: Callable[[], None] = lambda: None,
   ):
     """Builds the model, the data and the compiled steps; writes nothing.
 
@@ -127,6 +139,7 @@ class Session:
       config: the validated configuration.
       with_weights: False plans only, and allocates no weights.
       prepared: waits for data that are being read already; without it they are read here.
+      joined: called once the processes of the run know of each other, before anything is built.
     """
     self.started = time.perf_counter()
     self.objective = objective
@@ -137,12 +150,17 @@ class Session:
     overrides = absolute_paths(config.maxtext_overrides())
     # Where only epochs are asked for, the data says how many steps that is, and the schedule needs to know.
     datasets = None
-    if config.get("num_epoch") and "steps" not in overrides:
-      self.maxtext = maxtext_api.build_config(overrides, hidden_environment=config.environment)
+    by_epochs = config.get("num_epoch") and "steps" not in overrides
+    # MaxText connects the processes of a TPU here; before it nothing may look at a device.
+    self.maxtext: MaxTextConfig = maxtext_api.build_config(overrides, hidden_environment=config.environment)
+    joined()
+    if by_epochs:
+      self.mesh = maxtext_api.build_mesh(self.maxtext)
+      self.batch_specs = self._batch_specs()
       datasets = self._build_datasets()
       batches = datasets.train.total_batches or 0
       overrides["steps"] = max(1, -(-batches // self.maxtext.gradient_accumulation_steps))
-    self.maxtext: MaxTextConfig = maxtext_api.build_config(overrides, hidden_environment=config.environment)
+      self.maxtext = maxtext_api.build_config(overrides, hidden_environment=config.environment)
     self.mesh: Mesh = maxtext_api.build_mesh(self.maxtext)
     self.lora = maxtext_lora.lora_states(self.maxtext, self.mesh) if maxtext_lora.lora_enabled(self.maxtext) else None
     self.pretraining: PretrainingState = (
@@ -151,10 +169,7 @@ class Session:
     self.adapter: AdapterRecord | None = None
     self.tx = add_gradient_clipping(self.pretraining.tx, self.maxtext.gradient_clipping_threshold)
     self.graphdef = maxtext_api.train_state_graphdef(self.pretraining, self.tx)
-    self.batch_specs = {
-      "train": self._batch_spec(self.maxtext.gradient_accumulation_steps, self.maxtext.micro_batch_size_to_train_on),
-      "eval": self._batch_spec(1, self.maxtext.micro_batch_size_to_eval_on),
-    }
+    self.batch_specs = self._batch_specs()
     self.frozen = FrozenModels(
       objective.frozen_models(config, self.maxtext),
       live=self.maxtext,
@@ -196,24 +211,23 @@ class Session:
     return f"{self.maxtext.checkpoint_dir.rstrip('/')}/{self.objective.checkpoint_role}"
 
   def _build_datasets(self) -> Datasets:
-    processes = jax.process_count()
-    batch_size, remainder = divmod(self.maxtext.micro_batch_size_to_train_on, processes)
-    eval_batch_size, eval_remainder = divmod(self.maxtext.micro_batch_size_to_eval_on, processes)
-    if remainder or eval_remainder or not batch_size or not eval_batch_size:
-      raise ConfigError(
-        f"per_device_batch_size={self.maxtext.per_device_batch_size}: {self.maxtext.micro_batch_size_to_train_on}"
-        f" sequences (evaluation: {self.maxtext.micro_batch_size_to_eval_on}) can't be shared by {processes} processes"
-      )
     data = self._prepared()
     for name, rows in (("data", data.train), ("evaluation data", data.evaluation)):
       if rows is not None:
         for line in rows.report.lines():
           print(f"{name}: {line}", flush=True)
-    sharding = {"process_index": jax.process_index(), "process_count": processes}
-    return Datasets(
-      data.train.dataset(batch_size=batch_size, **sharding),
-      None if data.evaluation is None else data.evaluation.dataset(batch_size=eval_batch_size, **sharding),
+    sizes = {"train": self.maxtext.micro_batch_size_to_train_on, "eval": self.maxtext.micro_batch_size_to_eval_on}
+    train, evaluation = (
+      None if rows is None else rows.dataset(batch_size=sizes[split], mine=self.held_rows(split))
+      for split, rows in (("train", data.train), ("eval", data.evaluation))
     )
+    assert train is not None
+    return Datasets(train, evaluation)
+
+  def held_rows(self, split: Split) -> list[int] | None:
+    """The places in a micro-batch whose rows this process's devices hold; None for all of them."""
+    spec = next(iter(self.batch_specs[split].values()))
+    return hosts.held_rows(spec.sharding, spec.shape, _ROWS)
 
   def _compile(self) -> CompiledSteps:
     config, mesh = self.maxtext, self.mesh
@@ -258,23 +272,47 @@ class Session:
         evaluate = eval_step.lower(state, frozen, spec).compile(options)
     return CompiledSteps(train, evaluate, train.memory_analysis(), time.perf_counter() - started)
 
+  def _batch_specs(self) -> dict[Split, dict[str, jax.ShapeDtypeStruct]]:
+    mt = self.maxtext
+    return {
+      "train": self._batch_spec(mt.gradient_accumulation_steps, mt.micro_batch_size_to_train_on),
+      "eval": self._batch_spec(1, mt.micro_batch_size_to_eval_on),
+    }
+
   def _batch_spec(self, micro_batches: int, batch: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """The arrays [micro-batches, batch, ...] of an update, each micro-batch placed as pre-training places it."""
+    """The arrays [micro-batches, batch, ...] of an update, each micro-batch placed as pre-training places it.
+
+    Raises:
+      ConfigError: the devices can't share out so many sequences evenly.
+    """
     placed = maxtext_api.batch_sharding(self.maxtext, self.mesh).spec
     spec = {}
     for key, leaf in self.objective.batch_spec(self.config, self.maxtext, batch).items():
       # Pre-training's is of [batch, seq]; of arrays with other axes the batch alone is shared out.
       axes = placed if len(leaf.shape) == 2 and leaf.shape[1] == self.maxtext.max_target_length else placed[:1]
       sharding = NamedSharding(self.mesh, PartitionSpec(None, *axes))
-      spec[key] = jax.ShapeDtypeStruct((micro_batches, *leaf.shape), leaf.dtype, sharding=sharding)
+      shape = (micro_batches, *leaf.shape)
+      try:
+        sharding.shard_shape(shape)
+      except ValueError as error:
+        raise ConfigError(
+          f"per_device_batch_size={self.maxtext.per_device_batch_size}: micro-batches of {batch} sequences of"
+          f" {self.maxtext.max_target_length} tokens can't be shared out evenly over the devices of ici_*_parallelism"
+          f" and dcn_*_parallelism ({dict(self.mesh.shape)}); make it a multiple, or give another axis more devices"
+        ) from error
+      spec[key] = jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=sharding)
     return spec
 
-  def place(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-    """This process's part of a [micro-batches, batch, ...] batch, as global arrays."""
-    shardings = {key: self.batch_specs["train"][key].sharding for key in batch}
-    if jax.process_count() == 1:
-      return jax.device_put(dict(batch), shardings)
-    return {key: jax.make_array_from_process_local_data(shardings[key], value) for key, value in batch.items()}
+  def place(self, batch: Mapping[str, np.ndarray], split: Split = "train") -> dict[str, jax.Array]:
+    """This process's rows (`held_rows`) of a [micro-batches, batch, ...] batch, as global arrays."""
+    specs = self.batch_specs[split]
+    if not hosts.several():
+      return jax.device_put(dict(batch), {key: specs[key].sharding for key in batch})
+    held = self.held_rows(split)
+    return {
+      key: hosts.global_array(value, specs[key].sharding, axis=_ROWS, rows=specs[key].shape[_ROWS], held=held)
+      for key, value in batch.items()
+    }
 
   def print_plan(self) -> None:
     """Prints what the run would do."""
@@ -293,10 +331,10 @@ class Session:
         )
       self.objective.before_training(self, completed)
       reporter = Reporter(
-        self.run_directory,
+        self.run_directory if hosts.is_first() else None,
         total_steps=mt.steps,
         completed_steps=completed,
-        tensorboard_directory=mt.tensorboard_dir if mt.enable_tensorboard else None,
+        tensorboard_directory=mt.tensorboard_dir if mt.enable_tensorboard and hosts.is_first() else None,
         loggers=wandb_loggers(self),
         log_every=config.log_every,
       )
@@ -305,7 +343,7 @@ class Session:
         steps=mt.steps,
         gradient_accumulation_steps=mt.gradient_accumulation_steps,
         completed_steps=completed,
-        stop=stop,
+        stop=hosts.AgreedStop(stop, self.mesh) if hosts.several() else stop,
       )
       frozen = self.load_frozen(self.frozen, completed)
       if not (completed or mt.load_parameters_path or mt.load_full_state_path):
@@ -326,7 +364,7 @@ class Session:
       )
       report = leaving_report(self, reporter, completed=completed, stop=stop)
       with report, contextlib.closing(manager), contextlib.closing(batches), contextlib.closing(reporter):
-        if jax.process_index() == 0:
+        if hosts.is_first():
           save_config(config, self.run_directory)
         trainer.run(self._evaluation_pass())
       done = trainer.train_steps
@@ -388,10 +426,13 @@ class Session:
     if mt.load_parameters_path or mt.load_full_state_path:
       return mt.load_parameters_path or mt.load_full_state_path
     if completed:
+      fresh = False
       with contextlib.suppress(ReportError):
         record = RunRecord.read(self.run_directory)
-        if record is not None and (record.trainer, record.first_step) == (self.objective.name, 0):
-          return None
+        fresh = record is not None and (record.trainer, record.first_step) == (self.objective.name, 0)
+      # Only the first process wrote a record, which may lie on its host alone.
+      if hosts.from_first(np.bool_(fresh)):
+        return None
       raise CheckpointError(
         f"{self.run_directory}: goes on at step {completed}, and nothing says which weights it started from; the"
         f" {self.objective.name} trainer compares with them: name them with load_parameters_path"
