@@ -6,6 +6,7 @@ lies in a run's folder) is agreed on before anything follows from it.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import dataclasses
 import os
@@ -216,7 +217,7 @@ def ending_together() -> Iterator[None]:
     try:
       yield
     except PostTrainError as error:
-      watch.fail(first_line(error).removeprefix(f"{type(error).__name__}: "))
+      watch.fail(str(error).splitlines()[0], error.exit_code)
       raise
     except jax.errors.JaxRuntimeError as error:
       message = watch.loss() or (
@@ -238,7 +239,7 @@ class _Watch:
     # JAX has no public name for its store of keys and values.
     self._client: Any = distributed.global_state.client
     self._me = jax.process_index()
-    self._failed_at: float | None = None
+    self._failed = False
     self._left = threading.Event()
     self._thread = threading.Thread(target=self._look, name="hosts", daemon=True)
 
@@ -247,13 +248,15 @@ class _Watch:
     return self
 
   def __exit__(self, *_: object) -> None:
-    # After a failure it goes on: JAX waits for the others as the interpreter ends.
-    if self._failed_at is None:
+    # After a failure it goes on: a thread that waits for a lost process would keep this one.
+    if not self._failed:
       self._left.set()
 
-  def fail(self, message: str) -> None:
-    """Leaves word for the others; from here on this process ends within some seconds."""
-    self._failed_at = time.monotonic()
+  def fail(self, message: str, code: int = _EXIT_LOST) -> None:
+    """Leaves word for the others; when this process is to end, it does not wait for them."""
+    self._failed = True
+    # Before what JAX has registered, which waits for all processes.
+    atexit.register(_leave_now, code)
     with contextlib.suppress(Exception):
       self._client.key_value_set(f"{_ENDED}/{self._me}", message, allow_overwrite=True)
 
@@ -278,23 +281,21 @@ class _Watch:
   def _look(self) -> None:
     since: float | None = None
     while not self._left.wait(_LOOK_SECONDS):
-      if self._failed_at is not None:
-        if time.monotonic() - self._failed_at > _GRACE_SECONDS:
-          _leave_now()
-        continue
-      word = self._word()
-      if word is None:
+      word = None if self._failed else self._word()
+      ending = self._failed and not threading.main_thread().is_alive()
+      if word is None and not ending:
         continue
       since = since or time.monotonic()
-      # The main thread may say it better: it is given time to fail by itself.
+      # The main thread is given time to fail, or to end, by itself.
       if time.monotonic() - since > _GRACE_SECONDS:
-        print(f"error: {word}", file=sys.stderr, flush=True)
-        _leave_now()
+        if word is not None:
+          print(f"error: {word}", file=sys.stderr, flush=True)
+        _leave_now(_EXIT_LOST)
 
 
-def _leave_now() -> None:
+def _leave_now(code: int) -> None:
   """Ends the process without what the interpreter does as it ends: there JAX waits for processes that are gone."""
   with contextlib.suppress(Exception):
     sys.stdout.flush()
     sys.stderr.flush()
-  os._exit(_EXIT_LOST)
+  os._exit(code)

@@ -182,6 +182,7 @@ def _make(jobs: Sequence[Mapping[str, Any]], results: str, log: str, own: Mappin
       traceback.print_exc()
       outcomes[name] = f"internal: {type(error).__name__}: {error}"
     Path(results).write_text(json.dumps(outcomes), encoding="utf-8")
+  runs.leave_child(own)
 
 
 def items(step: Path) -> dict[tuple[Any, ...], np.ndarray]:

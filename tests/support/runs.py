@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import multiprocessing
 import os
@@ -82,11 +83,19 @@ def enter_child(log: str, environment: Mapping[str, str]) -> None:
   os.chdir(REPOSITORY)
 
 
+def leave_child(environment: Mapping[str, str]) -> None:
+  """Of several processes of one run, does what the interpreter does as it ends: a forked process would leave it out."""
+  if "JAX_PROCESS_ID" in environment:
+    atexit._run_exitfuncs()
+
+
 def _child(trainer: str, argv: list[str], log: str, environment: Mapping[str, str]) -> None:
   from maxtext_posttrain.cli import main
 
   enter_child(log, environment)
-  sys.exit(main([trainer, *argv]))
+  code = main([trainer, *argv])
+  leave_child(environment)
+  sys.exit(code)
 
 
 class SftProcess:

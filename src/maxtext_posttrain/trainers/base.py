@@ -217,16 +217,19 @@ class Session:
         for line in rows.report.lines():
           print(f"{name}: {line}", flush=True)
     sizes = {"train": self.maxtext.micro_batch_size_to_train_on, "eval": self.maxtext.micro_batch_size_to_eval_on}
-    train, evaluation = (
-      None if rows is None else rows.dataset(batch_size=sizes[split], mine=self.held_rows(split))
-      for split, rows in (("train", data.train), ("eval", data.evaluation))
+    return Datasets(
+      data.train.dataset(batch_size=sizes["train"], mine=self.held_rows("train")),
+      None
+      if data.evaluation is None
+      else data.evaluation.dataset(batch_size=sizes["eval"], mine=self.held_rows("eval")),
     )
-    assert train is not None
-    return Datasets(train, evaluation)
 
   def held_rows(self, split: Split) -> list[int] | None:
     """The places in a micro-batch whose rows this process's devices hold; None for all of them."""
-    spec = next(iter(self.batch_specs[split].values()))
+    specs = self.batch_specs.get(split)
+    if specs is None:
+      return None
+    spec = next(iter(specs.values()))
     return hosts.held_rows(spec.sharding, spec.shape, _ROWS)
 
   def _compile(self) -> CompiledSteps:
@@ -264,8 +267,8 @@ class Session:
       options = compiler_options(mesh.devices.flat[0].platform)
       train = train_step.lower(state, frozen, self.batch_specs["train"]).compile(options)
       evaluate = None
-      if config.eval_interval > 0 and not self.objective.evaluates_itself:
-        spec = self.batch_specs["eval"]
+      spec = self.batch_specs.get("eval")
+      if spec is not None:
         eval_step = jax.jit(
           make_eval_step(self.graphdef, loss, self.objective.weight), in_shardings=(*shardings, _shardings(spec))
         )
@@ -273,11 +276,14 @@ class Session:
     return CompiledSteps(train, evaluate, train.memory_analysis(), time.perf_counter() - started)
 
   def _batch_specs(self) -> dict[Split, dict[str, jax.ShapeDtypeStruct]]:
+    """The arrays of an update, and those of a step of evaluation where there is one."""
     mt = self.maxtext
-    return {
-      "train": self._batch_spec(mt.gradient_accumulation_steps, mt.micro_batch_size_to_train_on),
-      "eval": self._batch_spec(1, mt.micro_batch_size_to_eval_on),
+    specs: dict[Split, dict[str, jax.ShapeDtypeStruct]] = {
+      "train": self._batch_spec(mt.gradient_accumulation_steps, mt.micro_batch_size_to_train_on)
     }
+    if mt.eval_interval > 0 and not self.objective.evaluates_itself:
+      specs["eval"] = self._batch_spec(1, mt.micro_batch_size_to_eval_on)
+    return specs
 
   def _batch_spec(self, micro_batches: int, batch: int) -> dict[str, jax.ShapeDtypeStruct]:
     """The arrays [micro-batches, batch, ...] of an update, each micro-batch placed as pre-training places it.
