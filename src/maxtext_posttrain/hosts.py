@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax._src import distributed
 from jax.experimental import multihost_utils
@@ -165,6 +166,21 @@ def global_array(
   return jax.make_array_from_callback(shape, sharding, part)
 
 
+def placed(tree: Any, shardings: Any) -> Any:
+  """A pytree's arrays by their shardings, which may span processes; an array of one process is the same in all."""
+  return jax.tree.map(_placed, tree, shardings) if several() else jax.device_put(tree, shardings)
+
+
+def _placed(leaf: jax.Array, sharding: NamedSharding) -> jax.Array:
+  if not leaf.is_fully_addressable:
+    return jax.device_put(leaf, sharding)
+  if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+    words = _placed(jax.random.key_data(leaf), sharding)
+    return jax.random.wrap_key_data(words, impl=jax.random.key_impl(leaf))
+  values = np.asarray(leaf)
+  return jax.make_array_from_callback(values.shape, sharding, lambda index: values[index])
+
+
 class _StopRequest(Protocol):
   """See `trainers.signals.StopRequest`."""
 
@@ -185,7 +201,7 @@ class AgreedStop:
     self._stop = stop
     self._spread = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
     self._devices = mesh.size
-    self._highest = jax.jit(jax.numpy.max, out_shardings=NamedSharding(mesh, PartitionSpec()))
+    self._highest = jax.jit(jnp.max, out_shardings=NamedSharding(mesh, PartitionSpec()))
     self._asked: jax.Array | None = None
 
   def __call__(self) -> bool:

@@ -450,7 +450,7 @@ class Session:
     for node, part in ((trainer.model, "model"), (trainer.optimizer, "optimizer")):
       shardings = jax.tree.map(lambda leaf: leaf.sharding, self.pretraining.state[part])
       live = nnx.state(node, nnx.Not(nnx.Intermediate))
-      nnx.update(node, jax.device_put(live, shardings))
+      nnx.update(node, hosts.placed(live, shardings))
 
   def _tunix_config(self) -> peft_trainer.TrainingConfig:
     mt = self.maxtext
