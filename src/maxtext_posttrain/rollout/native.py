@@ -81,6 +81,7 @@ class NativeEngine:
     self._graphdef, self._drawn, _ = nnx.split(decoder, nnx.RngState, ...)
     self._split_layers = LayerSplitter(model_weights(model), self._weights, config.param_scan_axis)
     options = compiler_options(mesh.devices.flat[0].platform)
+    self._rows = NamedSharding(mesh, PartitionSpec(*maxtext_api.batch_sharding(config, mesh).spec[:1]))
     # Every process gets all of what is written.
     whole = NamedSharding(mesh, PartitionSpec())
     self._wave = jax.jit(self._run_wave, static_argnames=("room",), out_shardings=whole, compiler_options=options)
@@ -164,6 +165,9 @@ class NativeEngine:
     # Runs when it is traced, so once for each combination of sizes.
     self.programs += 1
     batch, longest_stop = wave.prompts.shape[0], wave.stops.shape[1]
+    # Sequences are shared out as in training. Left to XLA, it gives them another order of devices in places, and a
+    # sequence another's numbers, where the batch lies along two axes of the mesh beside a third.
+    wave = dataclasses.replace(wave, **{name: self._by_rows(getattr(wave, name)) for name in _BY_ROWS})
     # Dropout is off: what would be drawn is never read.
     drawn = jax.tree.map(placeholder, self._drawn)
     apart = self._split_layers(weights)
@@ -177,7 +181,8 @@ class NativeEngine:
 
     def step(state: _State) -> _State:
       model = nnx.merge(graphdef, state.caches, rest, copy=True)
-      logits = maxtext_api.decode(model, state.last, wave.lengths, state.step)
+      # With the whole vocabulary on each device: choosing looks at all of it.
+      logits = self._by_rows(maxtext_api.decode(model, self._by_rows(state.last), wave.lengths, state.step))
       token = sampling.choose(
         logits,
         draws[state.step],
@@ -214,6 +219,13 @@ class NativeEngine:
     )
     end = jax.lax.while_loop(lambda state: jnp.any(state.active), step, start)
     return end.tokens[:, longest_stop - 1 :], end.log_probs, end.counts, end.stopped
+
+  def _by_rows(self, array: jax.Array) -> jax.Array:
+    """An array [batch, ...] with its sequences on the devices that compute them."""
+    return jax.lax.with_sharding_constraint(array, self._rows)
+
+
+_BY_ROWS = ("prompts", "lengths", "last", "budgets", "prompt", "sample")
 
 
 @functools.partial(jax.tree_util.register_dataclass)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -123,6 +124,8 @@ def check(words: Sequence[str], folder: Path) -> None:
     AssertionError: it names what there is not.
     ConfigError: its configuration or its arguments are wrong.
   """
+  # Variables that the shell sets for the command.
+  words = list(itertools.dropwhile(lambda word: re.match(r"[A-Z][A-Z0-9_]*=", word), words))
   if words[0] == "make":
     targets = re.findall(r"^([a-z0-9-]+):.*##", (REPOSITORY / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     assert set(words[1:]) <= set(targets), f"no such target: {words}"
