@@ -33,6 +33,8 @@ HEARTBEAT_SECONDS = 30
 """After so long without a sign of life a process counts as lost."""
 
 _ENDED = "maxtext_posttrain/ended"
+_ARRIVED = "maxtext_posttrain/arrived"
+_MEETING_MILLISECONDS = 60 * 60 * 1000
 _LOOK_SECONDS = 1.0
 _GRACE_SECONDS = 10.0
 _EXIT_LOST = 1
@@ -129,6 +131,20 @@ def quiet_beside_first() -> Iterator[None]:
 def several() -> bool:
   """Whether there are other processes."""
   return jax.process_count() > 1
+
+
+def meet() -> None:
+  """Waits until every process is here: the first collective after it would wait for the others 30 seconds, no more."""
+  if several():
+    client = _client()
+    # Each meeting has a name of its own; nobody arrives at the next before all have arrived at this.
+    arrived = client.key_value_increment(_ARRIVED, 1)
+    client.wait_at_barrier(f"{_ARRIVED}/{(arrived - 1) // jax.process_count()}", _MEETING_MILLISECONDS)
+
+
+def _client() -> Any:
+  """JAX's store of keys and values, for which it has no public name."""
+  return distributed.global_state.client
 
 
 def from_first(value: Any) -> Any:
@@ -252,8 +268,7 @@ class _Watch:
   """A thread that looks for word of the other processes, and ends this one where its main thread can't."""
 
   def __init__(self) -> None:
-    # JAX has no public name for its store of keys and values.
-    self._client: Any = distributed.global_state.client
+    self._client = _client()
     self._me = jax.process_index()
     self._failed = False
     self._left = threading.Event()

@@ -66,10 +66,11 @@ class NativeEngine:
       max_batch: sequences generated at once, at most.
 
     Raises:
-      GenerationError: the architecture is none we generate with, or the model is not that of `config`.
+      GenerationError: the architecture or the mesh is none we generate with, or the model is not that of `config`.
     """
     if max_batch < 1:
       raise GenerationError(f"max_batch is {max_batch}: it must be at least 1")
+    _check_mesh(config, mesh)
     self.max_context = config.max_target_length if max_context is None else max_context
     self.max_batch = max_batch
     self.vocab_size = config.vocab_size
@@ -81,7 +82,6 @@ class NativeEngine:
     self._graphdef, self._drawn, _ = nnx.split(decoder, nnx.RngState, ...)
     self._split_layers = LayerSplitter(model_weights(model), self._weights, config.param_scan_axis)
     options = compiler_options(mesh.devices.flat[0].platform)
-    self._rows = NamedSharding(mesh, PartitionSpec(*maxtext_api.batch_sharding(config, mesh).spec[:1]))
     # Every process gets all of what is written.
     whole = NamedSharding(mesh, PartitionSpec())
     self._wave = jax.jit(self._run_wave, static_argnames=("room",), out_shardings=whole, compiler_options=options)
@@ -165,9 +165,6 @@ class NativeEngine:
     # Runs when it is traced, so once for each combination of sizes.
     self.programs += 1
     batch, longest_stop = wave.prompts.shape[0], wave.stops.shape[1]
-    # Sequences are shared out as in training. Left to XLA, it gives them another order of devices in places, and a
-    # sequence another's numbers, where the batch lies along two axes of the mesh beside a third.
-    wave = dataclasses.replace(wave, **{name: self._by_rows(getattr(wave, name)) for name in _BY_ROWS})
     # Dropout is off: what would be drawn is never read.
     drawn = jax.tree.map(placeholder, self._drawn)
     apart = self._split_layers(weights)
@@ -181,8 +178,7 @@ class NativeEngine:
 
     def step(state: _State) -> _State:
       model = nnx.merge(graphdef, state.caches, rest, copy=True)
-      # With the whole vocabulary on each device: choosing looks at all of it.
-      logits = self._by_rows(maxtext_api.decode(model, self._by_rows(state.last), wave.lengths, state.step))
+      logits = maxtext_api.decode(model, state.last, wave.lengths, state.step)
       token = sampling.choose(
         logits,
         draws[state.step],
@@ -220,12 +216,18 @@ class NativeEngine:
     end = jax.lax.while_loop(lambda state: jnp.any(state.active), step, start)
     return end.tokens[:, longest_stop - 1 :], end.log_probs, end.counts, end.stopped
 
-  def _by_rows(self, array: jax.Array) -> jax.Array:
-    """An array [batch, ...] with its sequences on the devices that compute them."""
-    return jax.lax.with_sharding_constraint(array, self._rows)
 
-
-_BY_ROWS = ("prompts", "lengths", "last", "budgets", "prompt", "sample")
+def _check_mesh(config: MaxTextConfig, mesh: Mesh) -> None:
+  """Refuses a mesh on which XLA (jaxlib 0.11.2) mixes sequences up: half of them got others' numbers in a test."""
+  axes = maxtext_api.batch_sharding(config, mesh).spec[0] or ()
+  batch = [axis for axis in ((axes,) if isinstance(axes, str) else axes) if mesh.shape[axis] > 1]
+  others = [axis for axis, size in mesh.shape.items() if size > 1 and axis not in batch]
+  if len(batch) > 1 and others:
+    sizes = ", ".join(f"{axis}={mesh.shape[axis]}" for axis in (*batch, *others))
+    raise GenerationError(
+      f"the mesh {sizes}: text can't be generated where the batch lies along {' and '.join(batch)} beside"
+      f" {' and '.join(others)}; give one of {', '.join(batch)} all of their devices, the other 1"
+    )
 
 
 @functools.partial(jax.tree_util.register_dataclass)

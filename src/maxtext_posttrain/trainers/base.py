@@ -328,6 +328,7 @@ class Session:
   def train(self, stop: StopRequest) -> int:
     """Restores, trains, saves; returns the exit code."""
     config, mt = self.config, self.maxtext
+    hosts.meet()
     with maxtext_api.mesh_context(mt, self.mesh):
       trainer, batches, manager = self._build_trainer()
       completed = trainer.train_steps
