@@ -189,7 +189,9 @@ def placed(tree: Any, shardings: Any) -> Any:
 
 def _placed(leaf: jax.Array, sharding: NamedSharding) -> jax.Array:
   if not leaf.is_fully_addressable:
-    return jax.device_put(leaf, sharding)
+    # `device_put` refuses keys that lie on several processes.
+    same = leaf.sharding.is_equivalent_to(sharding, leaf.ndim)
+    return leaf if same else jax.jit(lambda array: array, out_shardings=sharding)(leaf)
   if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
     words = _placed(jax.random.key_data(leaf), sharding)
     return jax.random.wrap_key_data(words, impl=jax.random.key_impl(leaf))
