@@ -187,8 +187,8 @@ def placed(tree: Any, shardings: Any) -> Any:
   return jax.tree.map(_placed, tree, shardings) if several() else jax.device_put(tree, shardings)
 
 
-def _placed(leaf: jax.Array, sharding: NamedSharding) -> jax.Array:
-  if not leaf.is_fully_addressable:
+def _placed(leaf: Any, sharding: NamedSharding) -> jax.Array:
+  if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
     # `device_put` refuses keys that lie on several processes.
     same = leaf.sharding.is_equivalent_to(sharding, leaf.ndim)
     return leaf if same else jax.jit(lambda array: array, out_shardings=sharding)(leaf)
@@ -255,7 +255,7 @@ def ending_together() -> Iterator[None]:
       raise
     except jax.errors.JaxRuntimeError as error:
       message = watch.loss() or (
-        f"process {jax.process_index()} of {jax.process_count()} lost another one: {first_line(error)}"
+        f"process {jax.process_index()} of {jax.process_count()} failed or lost another one: {first_line(error)}"
       )
       watch.fail(message)
       raise TrainingError(
