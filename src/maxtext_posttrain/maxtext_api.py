@@ -393,8 +393,7 @@ def pop_load_balance_loss(model: nnx.Module) -> jax.Array | None:
 def inference_config(config: MaxTextConfig, platform: str) -> MaxTextConfig:
   """`config` for generating: layers apart, since a scan would copy each layer's weights for each token.
 
-  On anything but a TPU the cache lies [batch, heads, length, head dim], so that attention reads it as it is. Each
-  device has the cache of the sequences it computes; by MaxText's own rules it would have that of all of them.
+  On anything but a TPU the cache lies [batch, heads, length, head dim], so that attention reads it as it is.
   """
   update: dict[str, Any] = {
     "scan_layers": False,
@@ -405,11 +404,6 @@ def inference_config(config: MaxTextConfig, platform: str) -> MaxTextConfig:
   if platform != "tpu":
     order = "0,2,1,3"
     update |= {"prefill_cache_axis_order": order, "ar_cache_axis_order": order, "compute_axis_order": order}
-  rules = [tuple(rule) for rule in config.logical_axis_rules]
-  decode_batch = next(axes for name, axes in rules if name == "decode_batch")
-  update["logical_axis_rules"] = [
-    [name, decode_batch if name in ("cache_batch", "cache_batch_prefill") else axes] for name, axes in rules
-  ]
   return MaxTextConfig(config._pydantic_config.model_copy(update=update))
 
 
