@@ -10,8 +10,9 @@ REQUIREMENTS := requirements/base.txt requirements/dev.txt requirements/docs.txt
 PYTEST := $(PYTHON) -m pytest -n $(or $(WORKERS),2) --dist loadfile
 
 .PHONY: help setup quickstart test test-fast test-vllm lint format torch-env vllm-env demo-gsm8k demo-smollm2 demo-dpo \
-  demo-distill demo-grpo-tiny demo-grpo-gsm8k notebooks handback-matrix benchmark-sft benchmark-trl benchmark-dpo \
-  benchmark-distill benchmark-grpo benchmark-checkpoint benchmark-generate docs dist lock clean
+  demo-distill demo-grpo-tiny demo-grpo-gsm8k notebooks end-to-end end-to-end-plans handback-matrix benchmark-sft \
+  benchmark-trl benchmark-dpo benchmark-distill benchmark-grpo benchmark-checkpoint benchmark-generate soak soak-slice \
+  docs dist lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | sort | expand -t 16
@@ -46,11 +47,12 @@ test-fast: $(STAMP) ## the tests that take under two minutes together
 	$(PYTEST) -m "not slow"
 
 test-vllm: $(VLLM_STAMP) ## the tests with real vLLM, by the interpreter that has it
-	.venv-vllm/bin/python -m pytest -m vllm tests
+	.venv-vllm/bin/python -m pytest -m vllm tests/unit/test_doctor.py tests/integration/test_vllm_*.py
 
-lint: $(STAMP) ## ruff (lint and format) and basedpyright
+lint: $(STAMP) ## ruff (lint and format), shellcheck and basedpyright
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
+	git ls-files -z '*.sh' | xargs -0 .venv/bin/shellcheck -x
 	.venv/bin/basedpyright
 
 format: $(STAMP) ## format and sort imports in place
@@ -84,6 +86,13 @@ demo-grpo-gsm8k: $(STAMP) ## GRPO of SmolLM2 on GSM8K with the native engine, a 
 notebooks: $(STAMP) ## run every notebook from top to bottom, and say how long each took
 	$(PYTHON) scripts/run_notebooks.py --output runs/notebooks/executed
 
+end-to-end: $(STAMP) ## the whole circle on the CPU: pre-train, SFT, DPO, GRPO, distil, pre-train, export
+	end_to_end/cpu/circle.sh $(MODEL)
+
+end-to-end-plans: $(STAMP) ## dry runs of the circle on a TPU v6e-8 host for four models: memory per device
+	for model in qwen3-0.6b qwen2.5-1.5b gemma3-4b llama3.1-8b; do \
+	  end_to_end/v6e-8/circle.sh $$model --dry-run || exit 1; done
+
 handback-matrix: $(STAMP) ## every trainer and pre-training read what every other wrote; the table is docs/handback_matrix.md
 	$(PYTHON) -m pytest tests/end_to_end/test_handback_matrix.py --handback-table docs/handback_matrix.md
 	@cat docs/handback_matrix.md
@@ -109,6 +118,12 @@ benchmark-checkpoint: $(STAMP) ## our saves and restores against Orbax alone and
 
 benchmark-generate: $(STAMP) $(TORCH_STAMP) ## generation here against Tunix's sampler and transformers' generate, seven rounds
 	$(PYTHON) benchmarks/generate.py
+
+soak: $(STAMP) ## kills, disk faults, mutated input, random conversations, for hours; it goes on where it ended
+	$(PYTHON) -m scripts.soak $(if $(MINUTES),--minutes $(MINUTES))
+
+soak-slice: $(STAMP) ## ten minutes of the soak
+	$(PYTHON) -m scripts.soak --slice ci --minutes 10
 
 docs: $(STAMP) ## build the documentation into site/, strictly; it opens without a server
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict

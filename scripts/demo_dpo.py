@@ -1,7 +1,7 @@
 """`make demo-dpo`: SmolLM2-135M-Instruct learns to prefer right solutions of GSM8K's problems to wrong ones.
 
-The pairs come from `preferences.jsonl`; every fifth is held out, and these say, before the first update and after the last,
-how often the model ranks the right solution first. What is trained is an adapter; it is merged into full weights. Each
+The pairs come from `preferences.jsonl`; every fifth is held out, and these say, before the first update and after the
+last, how often the model ranks the right solution first. What is trained is an adapter, merged into full weights. Each
 part is a command that could be typed; it is printed before it runs, and the first that fails ends the demo. At the end
 stand the figures.
 """
@@ -23,7 +23,7 @@ _PAIRS = Path("../shared/data/gsm8k/preferences.jsonl")
 _PARTS = Path("runs/dpo_pairs")
 _MERGED = Path("runs/dpo_smollm2-merged")
 _HELD_OUT_EVERY = 5
-_LONGEST = 520
+_LONGEST = 420
 """Characters of a prompt with its longer completion: short pairs are many in the minutes there are."""
 _SHOWN = ("loss", "rewards/accuracies", "rewards/margins", "logps/accuracies", "logps/chosen", "logps/rejected")
 
@@ -71,10 +71,10 @@ def main() -> int:
   print(f"a step {updates[len(updates) // 2]:.1f} s (median)")
   print(", ".join(f"{name} {seconds:.0f} s" for name, seconds in timed.seconds.items()))
   print(f"from start to end {time.monotonic() - started:.0f} s")
-  for name in ("rewards/accuracies", "logps/accuracies"):
-    if not after[name] > before[name]:
-      print(f"error: demo-dpo: the held-out {name} did not rise")
-      return 1
+  # The start's rewards are ties, of which none is right; a coin would be right in half.
+  if not after["rewards/accuracies"] > max(before["rewards/accuracies"], 0.5):
+    print("error: demo-dpo: the held-out reward ranks the right solution first no more often than a coin")
+    return 1
   return 0
 
 

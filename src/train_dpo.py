@@ -2,7 +2,8 @@
 
 import sys
 
-from maxtext_posttrain.cli import main
+from maxtext_posttrain.cli import main_of
+from maxtext_posttrain.commands import TRAINERS
 
 if __name__ == "__main__":
-  sys.exit(main(["dpo", *sys.argv[1:]]))
+  sys.exit(main_of(TRAINERS["dpo"]))

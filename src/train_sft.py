@@ -2,9 +2,8 @@
 
 import sys
 
-from maxtext_posttrain.cli import main
-from maxtext_posttrain.huge_pages import restart_with_huge_pages
+from maxtext_posttrain.cli import main_of
+from maxtext_posttrain.commands import TRAINERS
 
 if __name__ == "__main__":
-  restart_with_huge_pages()
-  sys.exit(main(["sft", *sys.argv[1:]]))
+  sys.exit(main_of(TRAINERS["sft"]))

@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 from typing import TextIO
 
 from maxtext_posttrain import __version__
+from maxtext_posttrain.allocator import restart_with_tunables
 from maxtext_posttrain.commands import TOOLS, TRAINERS, Command, Run, Trainer
 from maxtext_posttrain.errors import ConfigError, PostTrainError
-from maxtext_posttrain.huge_pages import restart_with_huge_pages
 
 EXIT_INTERNAL = 1
 EXIT_USAGE = 2
@@ -46,14 +46,14 @@ def main(argv: Sequence[str] | None = None) -> int:
   """Runs one command line, without the program's name; returns the exit code."""
   arguments = list(sys.argv[1:] if argv is None else argv)
   if argv is None and arguments and arguments[0] in TRAINERS:
-    restart_with_huge_pages()
+    restart_with_tunables()
   return _finished(_run, arguments)
 
 
 def main_of(trainer: Trainer, argv: Sequence[str] | None = None) -> int:
-  """Runs the command line of a trainer that is not one of ours; see docs/adding_a_trainer.md."""
+  """Runs a program that is one trainer, ours (`python -m train_sft`) or a user's: see docs/adding_a_trainer.md."""
   if argv is None:
-    restart_with_huge_pages()
+    restart_with_tunables()
   return _finished(trainer.load(), list(sys.argv[1:] if argv is None else argv))
 
 

@@ -6,8 +6,10 @@ import contextlib
 import io
 import logging
 import os
+import sys
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 
 def quiet_logs(show: bool) -> None:
@@ -39,3 +41,27 @@ def quiet_imports(*, show: bool) -> Iterator[None]:
   with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
     warnings.filterwarnings("ignore", message="IProgress not found")
     yield
+
+
+@contextlib.contextmanager
+def quiet_late_writes(*, show: bool) -> Iterator[None]:
+  """Keeps off the screen what tensorstore prints of writes that end after a save has failed.
+
+  Orbax closes its event loop at the first write that fails; for each of the others tensorstore would print a traceback
+  beside the error that says which checkpoint it was.
+  """
+  if show:
+    yield
+    return
+  before = sys.unraisablehook
+
+  def hook(unraisable: Any) -> None:
+    error = unraisable.exc_value
+    if not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed"):
+      before(unraisable)
+
+  sys.unraisablehook = hook
+  try:
+    yield
+  finally:
+    sys.unraisablehook = before

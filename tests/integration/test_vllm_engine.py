@@ -37,9 +37,11 @@ MODELS = {
     "normalize_embedding_logits=false",
   ),
 }
+STOPS = tuple(range(3, 19))
+"""So many that completions of every model end both ways."""
 GREEDY = SamplingOptions(max_new_tokens=16, temperature=0.0)
 SAMPLED = SamplingOptions(
-  16, temperature=0.7, top_k=40, top_p=0.9, seed=11, stop_token_ids=(3, 5), n=2, tempered_log_probs=True
+  16, temperature=0.7, top_k=40, top_p=0.9, seed=11, stop_token_ids=STOPS, n=2, tempered_log_probs=True
 )
 WHOLE = SamplingOptions(16, temperature=1.3, seed=2**63, tempered_log_probs=True)
 DRAW = np.random.default_rng(0)
@@ -106,8 +108,8 @@ def test_log_probabilities_are_those_before_the_filters(engines: Engines, option
   assert gap(engines.tiny, options, got) < 1e-3
   if options is SAMPLED:
     assert {one.finish_reason for one in got} == {"stop", "length"}
-    assert all((one.token_ids[-1] in (3, 5)) == (one.finish_reason == "stop") for one in got)
-    assert all(not set(one.token_ids[:-1]) & {3, 5} for one in got)
+    assert all((one.token_ids[-1] in STOPS) == (one.finish_reason == "stop") for one in got)
+    assert all(not set(one.token_ids[:-1]) & set(STOPS) for one in got)
 
 
 def test_a_seed_gives_the_same_tokens_and_another_seed_others(engines: Engines):
@@ -187,6 +189,30 @@ def test_what_it_does_not_take(llama: Engines, prompt: list[int], options: Sampl
     llama.vllm.generate([prompt], options)
 
 
+# Before another engine is started: what it leaves of torch's process groups is none of this one's.
+def test_an_engine_that_dies_says_so_in_one_line(llama: Engines, monkeypatch: pytest.MonkeyPatch):
+  step = llama.vllm._llm.llm_engine.step
+  left = iter(range(3))
+
+  def failing() -> Any:
+    if next(left, None) is None:
+      raise RuntimeError("EngineCore encountered an issue.\nSee stack trace above for the root cause.")
+    return step()
+
+  monkeypatch.setattr(llama.vllm._llm.llm_engine, "step", failing)
+  with pytest.raises(GenerationError) as died:
+    llama.vllm.generate(PROMPTS, GREEDY)
+  message = str(died.value)
+  assert "stopped amid a batch of 50 completions: RuntimeError: EngineCore encountered an issue." in message
+  assert "\n" not in message
+  monkeypatch.undo()
+  # Nothing is asked of it again.
+  with pytest.raises(GenerationError, match="amid a batch of 50"):
+    llama.vllm.load(model_weights(llama.tiny.model))
+  with pytest.raises(GenerationError, match="amid a batch of 50"):
+    llama.vllm.generate(PROMPTS, GREEDY)
+
+
 @pytest.mark.parametrize(
   ("key", "settings", "error", "says"),
   [
@@ -219,26 +245,3 @@ def test_what_an_engine_lacks_is_told_with_its_value(llama: Engines, capsys: pyt
   engine.close()
   assert len(told) == 1
   assert "swap_space=2" in told[0]
-
-
-def test_an_engine_that_dies_says_so_in_one_line(llama: Engines, monkeypatch: pytest.MonkeyPatch):
-  step = llama.vllm._llm.llm_engine.step
-  left = iter(range(3))
-
-  def failing() -> Any:
-    if next(left, None) is None:
-      raise RuntimeError("EngineCore encountered an issue.\nSee stack trace above for the root cause.")
-    return step()
-
-  monkeypatch.setattr(llama.vllm._llm.llm_engine, "step", failing)
-  with pytest.raises(GenerationError) as died:
-    llama.vllm.generate(PROMPTS, GREEDY)
-  message = str(died.value)
-  assert "stopped amid a batch of 50 completions: RuntimeError: EngineCore encountered an issue." in message
-  assert "\n" not in message
-  monkeypatch.undo()
-  # Nothing is asked of it again.
-  with pytest.raises(GenerationError, match="amid a batch of 50"):
-    llama.vllm.load(model_weights(llama.tiny.model))
-  with pytest.raises(GenerationError, match="amid a batch of 50"):
-    llama.vllm.generate(PROMPTS, GREEDY)

@@ -72,6 +72,22 @@ def test_it_trains_with_what_vllm_writes(folder: Path, monkeypatch: pytest.Monke
   assert steps == ["2", "4"]
 
 
+def test_an_adapter_reaches_vllm_folded_into_its_base(folder: Path):
+  # The gap is to the live adapter's log-probabilities: what vLLM got without it would be far away after an update.
+  adapter = (
+    "lora.enable_lora=true",
+    "lora_fresh_base=true",
+    "lora.lora_rank=4",
+    "lora.lora_alpha=64.0",
+    "learning_rate=3.e-2",
+  )
+  train(arguments(folder, "adapter", "eval_interval=-1", "rollout_check_period=1", *adapter))
+  records = [record for record in read_metrics(folder / "adapter" / "metrics.jsonl") if record["kind"] == "train"]
+  assert [record["step"] for record in records] == [1, 2, 3, 4]
+  assert max(record["engine_gap"] for record in records) < 1e-3
+  assert any(record["grad_norm"] > 0 for record in records)
+
+
 def test_an_engine_that_dies_ends_the_run_in_one_line_and_leaves_the_checkpoint(
   folder: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -115,10 +115,14 @@ class SftProcess:
     assert self._process.pid is not None
     return self._process.pid
 
+  @property
+  def is_alive(self) -> bool:
+    return self._process.is_alive()
+
   def wait_for(self, run: Path, step: int) -> bool:
     """Waits until the run's metrics hold a step; False where the process ended before."""
     path = run / "metrics.jsonl"
-    while self._process.is_alive():
+    while self.is_alive:
       if path.exists() and any(r["kind"] == "train" and r["step"] >= step for r in read_metrics(path)):
         return True
       time.sleep(0.002)
@@ -129,6 +133,11 @@ class SftProcess:
     self._process.kill()
     self._process.join()
 
+  def wait_at_most(self, seconds: float) -> int | None:
+    """The exit code; None where the process does not end in time."""
+    self._process.join(seconds)
+    return self._process.exitcode
+
   def wait(self, seconds: float | None = None) -> int:
     """The exit code."""
     self._process.join(seconds)
@@ -136,7 +145,8 @@ class SftProcess:
     return self._process.exitcode
 
   def output(self) -> str:
-    return self.log.read_text(encoding="utf-8")
+    """What it has printed; nothing where it was killed before it began."""
+    return self.log.read_text(encoding="utf-8") if self.log.exists() else ""
 
 
 class DistillProcess(SftProcess):

@@ -32,7 +32,7 @@ def trainer(monkeypatch: pytest.MonkeyPatch):
   from maxtext_posttrain import trainers
 
   def install(does):
-    def run(objective, config, *, dry_run, prepared):
+    def run(objective, config, *, dry_run, compiles, prepared):
       return does(config, dry_run=dry_run, prepared=prepared)
 
     for name, value in (("base", {"run": run}), ("sft", {"SFT": object})):
@@ -63,7 +63,7 @@ def test_trainer_help_names_every_option_and_key_of_ours(capsys: pytest.CaptureF
   for trainer in ("sft", "dpo", "distill"):
     assert cli.main([trainer, "--help", "--nonsense"]) == 0
     out = capsys.readouterr().out
-    for name in ("--dry-run", "--print-config", "--debug"):
+    for name in ("--dry-run", "--no-compile", "--print-config", "--debug"):
       assert f"  {name}" in out
     for name, key in OUR_KEYS.items():
       assert (f"  {name}: " in out) == (key.trainer in (None, trainer)), name
@@ -84,6 +84,7 @@ def test_nothing_asked_for(capsys: pytest.CaptureFixture[str]):
   [
     (["sftt"], "error: sftt: no such command (posttrain --help lists them)"),
     (["sft"], "error: name a configuration: posttrain sft config.yml [key=value ...] (--help lists more)"),
+    (["sft", "c.yml", "--no-compile"], "error: --no-compile: belongs to --dry-run; a run compiles its steps"),
     (["sft", "c.yml", "--dryrun"], "error: --dryrun: no such option (see posttrain sft --help)"),
     (["sft", "c.yml", "--steps=5"], "error: --steps=5: keys are given without dashes: steps=5"),
     (

@@ -162,6 +162,6 @@ def _engines(devices: _Devices, vllm: _Vllm | None) -> Iterator[str]:
   elif vllm.trouble is not None:
     yield f"vllm: can't run: vLLM {installed_version()} can't be imported: {vllm.trouble}"
   elif devices.platform == "tpu" or vllm.device == "tpu":
-    yield "vllm: can't run: TPUs are not served; set rollout_engine=native"
+    yield f"vllm: vLLM {installed_version()} on TPUs runs MaxText's own model through tpu_inference"
   else:
     yield f"vllm: vLLM {installed_version()} on {vllm.device} in the trainer's process, which hands it its weights"

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 
 _OPTIONS = {
-  "--dry-run": "build everything, print the plan, train nothing",
+  "--dry-run": "build everything, print the plan and an estimate of memory, train nothing",
+  "--no-compile": "with --dry-run: compile nothing either, so that a large model's plan takes seconds",
   "--print-config": "print every key, its value and where it came from, and stop",
   "--debug": "show tracebacks",
   "--help": "show this help",
@@ -74,11 +75,20 @@ def run_trainer(trainer: Trainer, arguments: Sequence[str]) -> int:
   if "--print-config" in parsed.options:
     print(describe_config(config))
     return 0
-  return run_configured(trainer, config, dry_run="--dry-run" in parsed.options)
+  dry_run, compiles = "--dry-run" in parsed.options, "--no-compile" not in parsed.options
+  if not (compiles or dry_run):
+    raise ConfigError("--no-compile: belongs to --dry-run; a run compiles its steps")
+  return run_configured(trainer, config, dry_run=dry_run, compiles=compiles)
 
 
-def run_configured(trainer: Trainer, config: Config, *, dry_run: bool = False) -> int:
+def run_configured(trainer: Trainer, config: Config, *, dry_run: bool = False, compiles: bool = True) -> int:
   """Runs a trainer as configured; returns the exit code.
+
+  Args:
+    trainer: which.
+    config: its configuration.
+    dry_run: print the plan, and train nothing.
+    compiles: False in a dry run compiles nothing.
 
   Raises:
     PostTrainError: one line on what ended the run.
@@ -88,7 +98,7 @@ def run_configured(trainer: Trainer, config: Config, *, dry_run: bool = False) -
     from maxtext_posttrain.trainers import base
 
     objective = _named(trainer.objective)()
-  return base.run(objective, config, dry_run=dry_run, prepared=prepared)
+  return base.run(objective, config, dry_run=dry_run, compiles=compiles, prepared=prepared)
 
 
 def _prepare(trainer: Trainer, config: Config) -> PreparedData:

@@ -144,8 +144,6 @@ def _engine_problems(
     return
   if importlib.util.find_spec("vllm") is None:
     yield f"{at('rollout_engine')}: {VLLM_MISSING}"
-  if value("lora.enable_lora"):
-    yield f"{at('rollout_engine')}: vLLM does not write with an adapter yet; set rollout_engine=native"
   for name in VLLM_OWNED:
     if name in value("vllm_engine_args"):
       yield f"{at('vllm_engine_args')}: {name} is set by the engine itself; leave it out"

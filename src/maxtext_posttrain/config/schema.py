@@ -143,6 +143,19 @@ OUR_KEYS: Mapping[str, OwnKey] = {
     "Peak TFLOP/s of one device, for the model FLOPs utilization, where it is not known from the device's kind.",
     {"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"type": "null"}]},
   ),
+  "device_memory_gib": OwnKey(
+    "float | null",
+    None,
+    "GiB of memory that a run may use of each device. Left out, what the device says; a CPU says nothing, and then"
+    " nothing is compared.",
+    {"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"type": "null"}]},
+  ),
+  "memory_check": OwnKey(
+    '"error" | "warn" | "off"',
+    "error",
+    "What to do with a run that by the estimate of memory does not fit its devices: refuse it, say so, or nothing.",
+    {"type": "string", "enum": ["error", "warn", "off"]},
+  ),
   "teacher_config": OwnKey(
     "str | null",
     None,

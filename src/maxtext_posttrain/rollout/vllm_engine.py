@@ -6,7 +6,7 @@ text, go in and come out, and weights come over in memory (`VllmEngine.load`). W
 - A completion draws by a seed of its own (made of the call's, the prompt's number and the sample's), so a call that is
   repeated gives the same tokens where vLLM's kernels give the same logits, as they do on the CPU.
 - Stop sequences of several tokens are looked for when a completion is done: what follows one is cut off.
-- TPUs are not served: there vLLM takes weights through tpu_inference.
+- On TPUs vLLM takes weights through tpu_inference: see `vllm_tpu.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +37,6 @@ from maxtext_posttrain.rollout.requests import Request, make_requests
 from maxtext_posttrain.rollout.vllm_compat import argument_names, known_patches, patched, supported_arguments
 from maxtext_posttrain.rollout.vllm_settings import VllmSettings, installed_version, quiet_vllm
 
-NOT_ON_TPU = (
-  "rollout_engine=vllm: TPUs are not served; there vLLM takes weights through tpu_inference, as MaxText's"
-  " MaxTextVllmRollout does; set rollout_engine=native"
-)
 _CACHE_BLOCK = 128
 _MOST_CACHE = 4 << 30
 """Bytes; sequences that do not fit wait for others to end."""
@@ -95,8 +91,6 @@ class VllmEngine:
     version = installed_version()
     if version is None:
       raise GenerationError(f"rollout_engine=vllm: {VLLM_MISSING}")
-    if platform == "tpu":
-      raise GenerationError(NOT_ON_TPU)
     self.version = version
     self.max_context = config.max_target_length if max_context is None else max_context
     self.max_batch = settings.arguments.get("max_num_seqs", max_batch)
@@ -106,9 +100,10 @@ class VllmEngine:
     self._filters = filters
     self._dead: str | None = None
     architecture = from_maxtext(config)
-    # vLLM's CPU kernels keep a packed copy of the head, which new weights of a tied table do not reach (0.31). Its
-    # Gemma classes read the table itself.
-    self._copy_head = platform == "cpu" and architecture.dimensions.tied and architecture.family not in (GEMMA2, GEMMA3)
+    # MaxText rounds a tied table to bfloat16 where it is the head. And vLLM's CPU kernels keep a packed copy of the
+    # head, which new weights of a tied table do not reach (0.31). Its Gemma classes have no head of their own.
+    tied = architecture.dimensions.tied and architecture.family not in (GEMMA2, GEMMA3)
+    self._copy_head = tied and (platform == "cpu" or (platform != "tpu" and self.exact))
     self._folder = Path(tempfile.mkdtemp(prefix="vllm-model-"))
     try:
       self._write_folder(architecture)
@@ -142,28 +137,12 @@ class VllmEngine:
         from maxtext_posttrain.rollout import vllm_logits
 
         sampler = {"logprobs_mode": vllm_logits.MODE, "logits_processors": list(vllm_logits.PROCESSORS)}
-      from vllm import LLM, EngineArgs  # pyright: ignore[reportMissingImports]
+      from vllm import EngineArgs  # pyright: ignore[reportMissingImports]
     except Exception as error:
       raise GenerationError(f"vLLM {self.version} can't be imported: {first_line(error)}") from error
     if self._platform == "cpu":
       self._check_head(architecture.dimensions.head)
-    own: dict[str, Any] = {
-      "model": str(self._folder),
-      "skip_tokenizer_init": True,
-      "generation_config": "vllm",
-      "load_format": "dummy",
-      "dtype": self._dtype,
-      "max_model_len": self.max_context,
-      "enforce_eager": True,
-      **sampler,
-      "trust_remote_code": settings.trust_remote_code,
-      "max_num_seqs": self.max_batch,
-      "disable_log_stats": True,
-    }
-    if self._platform == "cpu":
-      # Else vLLM takes a share of all memory.
-      size = 4 if self.exact else 2
-      own["kv_cache_memory_bytes"] = _cache_bytes(architecture, self.max_context, self.max_batch, size)
+    own = {**self._own_arguments(architecture), **sampler, "trust_remote_code": settings.trust_remote_code}
     wanted = {**own, **settings.arguments}
     arguments, dropped = supported_arguments(wanted, argument_names(EngineArgs), settings.set_by, self.version)
     if dropped:
@@ -173,13 +152,39 @@ class VllmEngine:
       with patched(known_patches()) as applied, _output_with_a_number():
         for name in applied:
           report(f"vLLM {self.version}: {name} is patched while it starts")
-        return LLM(**arguments)
+        return self._launch(arguments, architecture)
     except PostTrainError:
       raise
     except Exception as error:
       raise GenerationError(
         f"vLLM {self.version} does not start: {first_line(error)} (maxtext_log=true shows its log)"
       ) from error
+
+  def _launch(self, arguments: Mapping[str, Any], architecture: Architecture) -> Any:
+    """Starts vLLM, set up and patched; returns its `LLM`."""
+    del architecture  # The model's folder says it.
+    from vllm import LLM  # pyright: ignore[reportMissingImports]
+
+    return LLM(**arguments)
+
+  def _own_arguments(self, architecture: Architecture) -> dict[str, Any]:
+    """What the engine asks of vLLM where settings do not."""
+    own: dict[str, Any] = {
+      "model": str(self._folder),
+      "skip_tokenizer_init": True,
+      "generation_config": "vllm",
+      "load_format": "dummy",
+      "dtype": self._dtype,
+      "max_model_len": self.max_context,
+      "enforce_eager": True,
+      "max_num_seqs": self.max_batch,
+      "disable_log_stats": True,
+    }
+    if self._platform == "cpu":
+      # Else vLLM takes a share of all memory.
+      size = 4 if self.exact else 2
+      own["kv_cache_memory_bytes"] = _cache_bytes(architecture, self.max_context, self.max_batch, size)
+    return own
 
   def _check_head(self, size: int) -> None:
     """Refuses heads that vLLM's attention would only refuse amid the first batch."""
@@ -203,17 +208,20 @@ class VllmEngine:
     Raises:
       GenerationError: vLLM does not take them.
     """
-    from maxtext_posttrain.rollout.vllm_weights import torch_weights
-
     self._alive()
     try:
-      stream = torch_weights(weights, self._config, copy_head=self._copy_head)
-      self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": stream})
+      self._take(weights)
       self._forget()
     except PostTrainError:
       raise
     except Exception as error:
       raise self._died(f"does not take the weights: {first_line(error)}") from error
+
+  def _take(self, weights: nnx.State) -> None:
+    from maxtext_posttrain.rollout.vllm_weights import torch_weights
+
+    stream = torch_weights(weights, self._config, copy_head=self._copy_head)
+    self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": stream})
 
   def generate(self, prompts: Sequence[Sequence[int]], options: SamplingOptions) -> list[Completion]:
     """Completes each prompt `options.n` times, with log-probabilities at the temperature that is sampled at.
@@ -257,13 +265,16 @@ class VllmEngine:
       temperature=float(options.temperature),
       top_k=options.top_k,
       top_p=float(options.top_p),
-      seed=None if options.temperature == 0 else request_seed(options.seed, request.prompt, request.sample),
+      seed=self._seed(request, options),
       max_tokens=request.budget,
       stop_token_ids=[sequence[0] for sequence in options.stops if len(sequence) == 1],
       ignore_eos=True,
       logprobs=0,
       detokenize=False,
     )
+
+  def _seed(self, request: Request, options: SamplingOptions) -> int | None:
+    return None if options.temperature == 0 else request_seed(options.seed, request.prompt, request.sample)
 
   def _completion(self, number: int, answer: Any, options: SamplingOptions) -> Completion:
     said = answer.outputs[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from maxtext_posttrain.rollout.options import Completion, SamplingOptions
 from maxtext_posttrain.rollout.tunix_rollout import MaxTextRollout
 from maxtext_posttrain.rollout.vllm_engine import VllmEngine
 from maxtext_posttrain.rollout.vllm_settings import VllmSettings
+from maxtext_posttrain.rollout.vllm_tpu import TpuVllmEngine
 from maxtext_posttrain.rollout.weights import model_weights
 
 TOLERANCE = {True: 1e-3, False: 0.1}
@@ -66,10 +68,12 @@ class VllmRollout(MaxTextRollout):
       )
     super().__init__(rollout_config=rollout_config, **parts)
     sampling = self._sampling(rollout_config)
-    self._engine = VllmEngine(
+    platform = self._mesh.devices.flat[0].platform
+    start = functools.partial(TpuVllmEngine, mesh=self._mesh) if platform == "tpu" else VllmEngine
+    self._engine = start(
       self._maxtext,
       settings=settings,
-      platform=self._mesh.devices.flat[0].platform,
+      platform=platform,
       max_batch=max_batch,
       filters=sampling.top_k > 0 or sampling.top_p < 1,
       report=report,

@@ -24,7 +24,8 @@ def torch_weights(
   Args:
     weights: of a model of `config`.
     config: MaxText's.
-    copy_head: give the embedding table as the head too, for a tied model that vLLM holds untied.
+    copy_head: give the embedding table as the head too, rounded to bfloat16 as MaxText rounds it there, for a tied
+      model that vLLM holds untied.
 
   Raises:
     ModelError: the architecture has no HuggingFace form.
@@ -37,7 +38,7 @@ def torch_weights(
     tensor = as_tensor(array)
     yield name, tensor
     if copy_head and name == EMBEDDING:
-      yield HEAD, tensor
+      yield HEAD, tensor.to(torch.bfloat16).to(tensor.dtype)
 
 
 def as_tensor(array: np.ndarray) -> torch.Tensor:

@@ -28,6 +28,7 @@ from maxtext_posttrain.data import (
 )
 from maxtext_posttrain.data.prompts import PromptDataset
 from maxtext_posttrain.errors import CheckpointError, ConfigError, ReportError, TrainingError
+from maxtext_posttrain.logs import quiet_late_writes
 from maxtext_posttrain.lora.record import AdapterRecord
 from maxtext_posttrain.lora.training import adapter_record
 from maxtext_posttrain.maxtext_api import MaxTextConfig, PretrainingState
@@ -36,7 +37,7 @@ from maxtext_posttrain.performance import compiler_options, peak_tflops, through
 from maxtext_posttrain.report import Reporter
 from maxtext_posttrain.report.run_file import RunRecord
 from maxtext_posttrain.report.run_folder import run_directory
-from maxtext_posttrain.trainers import plan
+from maxtext_posttrain.trainers import memory, plan
 from maxtext_posttrain.trainers.frozen import FrozenModels
 from maxtext_posttrain.trainers.loop import PostTrainer
 from maxtext_posttrain.trainers.objective import Batch, LossContext, LossOutput, Objective, TrainBatches
@@ -57,7 +58,12 @@ Split = Literal["train", "eval"]
 
 
 def run(
-  objective: Objective, config: Any, *, dry_run: bool = False, prepared: Callable[[], PreparedData] | None = None
+  objective: Objective,
+  config: Any,
+  *,
+  dry_run: bool = False,
+  compiles: bool = True,
+  prepared: Callable[[], PreparedData] | None = None,
 ) -> int:
   """Post-trains as configured.
 
@@ -65,6 +71,7 @@ def run(
     objective: what the trainer states.
     config: the validated configuration of the run.
     dry_run: build everything, print the plan, train nothing and write nothing.
+    compiles: False in a dry run builds everything but the compiled steps.
     prepared: waits for the run's data, where something reads them already; see `maxtext_posttrain.ahead`.
 
   Returns:
@@ -73,17 +80,22 @@ def run(
   Raises:
     PostTrainError: one line on what ended the run.
   """
-  with StopRequest().listening() as stop, contextlib.ExitStack() as together:
+  with (
+    StopRequest().listening() as stop,
+    quiet_late_writes(show=config.maxtext_log),
+    contextlib.ExitStack() as together,
+  ):
 
     def joined() -> None:
       together.enter_context(hosts.ending_together())
       together.enter_context(hosts.quiet_beside_first())
 
     hosts.join(config)
-    session = Session(objective, config, with_weights=not dry_run, prepared=prepared, joined=joined)
     if dry_run:
+      session = Session(objective, config, with_weights=False, compiles=compiles, prepared=prepared, joined=joined)
       session.print_plan()
       return 0
+    session = Session(objective, config, prepared=prepared, joined=joined)
     return session.train(stop)
 
 
@@ -118,7 +130,8 @@ class Session:
     lora: both of these where an adapter is trained.
     adapter: how it was made, from the time the base is loaded.
     datasets: the run's data.
-    steps: the compiled update and evaluation.
+    fit: what the run takes of each device, against what there is.
+    compiled: the update and evaluation; None where nothing is compiled.
   """
 
   trainer: PostTrainer
@@ -129,6 +142,7 @@ class Session:
     config: Any,
     *,
     with_weights: bool = True,
+    compiles: bool = True,
     prepared: Callable[[], PreparedData] | None = None,
     joined: Callable[[], None] = lambda: None,
   ):
@@ -138,8 +152,12 @@ class Session:
       objective: what the trainer states.
       config: the validated configuration.
       with_weights: False plans only, and allocates no weights.
+      compiles: False compiles nothing, for a plan alone.
       prepared: waits for data that are being read already; without it they are read here.
       joined: called once the processes of the run know of each other, before anything is built.
+
+    Raises:
+      ConfigError: MaxText or the devices refuse the configuration, or it does not fit their memory.
     """
     self.started = time.perf_counter()
     self.objective = objective
@@ -176,12 +194,15 @@ class Session:
       pretraining=self.pretraining if self.lora is None else self.lora.base,
       mesh=self.mesh,
     )
+    self.fit = memory.Fit(memory.estimate(self), memory.limit_of(config, self.mesh))
+    if with_weights:
+      memory.check_fit(config, self.maxtext, self.fit)
     with concurrent.futures.ThreadPoolExecutor(2, "compile") as executor:
       # XLA compiles without the interpreter lock: meanwhile the data is read and tokenised.
-      compiling = executor.submit(self._compile)
+      compiling = executor.submit(self._compile) if compiles else None
       initialising = executor.submit(self._init_model) if with_weights else None
       self.datasets = datasets or self._build_datasets()
-      self.steps: CompiledSteps = compiling.result()
+      self.compiled: CompiledSteps | None = compiling.result() if compiling is not None else None
       self.model = initialising.result() if initialising is not None else None
 
   def _init_model(self) -> nnx.Module:
@@ -199,6 +220,12 @@ class Session:
       base = maxtext_api.init_model(plain, lora.base, self.mesh)
     self.adapter = adapter_record(mt, base)
     return maxtext_lora.adapt(mt, self.mesh, lora, base)
+
+  @property
+  def steps(self) -> CompiledSteps:
+    """The compiled update and evaluation."""
+    assert self.compiled is not None
+    return self.compiled
 
   @property
   def run_directory(self) -> Path:
@@ -321,9 +348,14 @@ class Session:
     }
 
   def print_plan(self) -> None:
-    """Prints what the run would do."""
+    """Prints what the run would do.
+
+    Raises:
+      ConfigError: it would not fit its devices.
+    """
     for line in plan.describe(self):
       print(line)
+    memory.check_fit(self.config, self.maxtext, self.fit)
 
   def train(self, stop: StopRequest) -> int:
     """Restores, trains, saves; returns the exit code."""

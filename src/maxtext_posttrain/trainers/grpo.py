@@ -151,6 +151,15 @@ class GRPO(Objective):
     """One forward and backward, and the reference's forward where there is a penalty."""
     return 1.0 + (_FORWARD_SHARE if config.rl.grpo_beta else 0.0)
 
+  def completions_at_once(self, config: Any, maxtext: MaxTextConfig) -> int:
+    """Those of one rollout, or of what `rollout_micro_batch_size` makes of it; another engine's are not counted."""
+    if config.rollout_engine != "native":
+      return 0
+    prompts = prompts_of(config, maxtext)
+    return config.rl.num_generations * (
+      prompts if config.rollout_micro_batch_size == -1 else config.rollout_micro_batch_size
+    )
+
   def batches(self, session: Any, rows: BatchIterator) -> RolloutBatches:
     """Rollouts of the prompts, with the live weights."""
     config, dataset = session.config, session.datasets.train
@@ -198,9 +207,17 @@ def completion_limit(config: Any) -> int:
 
 def updates_of(config: Any, maxtext: MaxTextConfig) -> int:
   """Updates that are made of one rollout."""
-  sequences = maxtext.micro_batch_size_to_train_on * maxtext.gradient_accumulation_steps
-  prompts = config.batch_size or sequences // config.rl.num_generations
-  return max(1, prompts * config.rl.num_generations // sequences) * config.rl.num_iterations
+  completions = prompts_of(config, maxtext) * config.rl.num_generations
+  return max(1, completions // _sequences_of_an_update(maxtext)) * config.rl.num_iterations
+
+
+def prompts_of(config: Any, maxtext: MaxTextConfig) -> int:
+  """Prompts of one rollout."""
+  return config.batch_size or _sequences_of_an_update(maxtext) // config.rl.num_generations
+
+
+def _sequences_of_an_update(maxtext: MaxTextConfig) -> int:
+  return maxtext.micro_batch_size_to_train_on * maxtext.gradient_accumulation_steps
 
 
 def old_from_current(config: Any, updates: int) -> bool:

@@ -169,6 +169,11 @@ class Objective(abc.ABC):
     del config
     return 1.0
 
+  def completions_at_once(self, config: Any, maxtext: MaxTextConfig) -> int:
+    """Completions that the trainer's own engine writes at once, for the estimate of memory; 0 where it writes none."""
+    del config, maxtext
+    return 0
+
   def batches(self, session: Session, rows: BatchIterator) -> TrainBatches:
     """What the updates train on, made of the data's own batches; where weights are needed, those of `session.trainer`.
 

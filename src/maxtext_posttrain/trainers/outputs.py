@@ -130,6 +130,12 @@ def unprojected(
   return hidden, functools.partial(output_head.project, output_head.weights)
 
 
+def logit_positions(config: MaxTextConfig, model: nnx.Module, shape: tuple[int, int]) -> int:
+  """Positions of a batch [batch, seq] of this shape, on all devices together, whose logits a loss holds at once."""
+  split = _split(config, model, shape)
+  return shape[0] * shape[1] if split is None else split.rows[0] * split.chunk
+
+
 @dataclasses.dataclass(frozen=True)
 class _Split:
   """How the head is applied.

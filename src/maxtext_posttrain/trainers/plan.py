@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 from etils import epath
@@ -17,10 +17,6 @@ from maxtext_posttrain.report.figures import readable_bytes
 
 if TYPE_CHECKING:
   from maxtext_posttrain.trainers.base import Session
-
-
-def _bytes(tree: Any) -> int:
-  return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
 def parameter_count(session: Session) -> int:
@@ -59,7 +55,6 @@ def sequences_of_an_update(session: Session) -> int:
 def describe(session: Session) -> Iterator[str]:
   """The plan of a run that has been built and not started, line by line."""
   mt, data = session.maxtext, session.datasets.train
-  params = nnx.filter_state(session.pretraining.state["model"], nnx.Param)
   parameters = parameter_count(session)
   sequences = sequences_of_an_update(session)
   yield f"run         {session.objective.name} {mt.run_name}: {mt.steps} steps on {session.mesh.size} device(s)"
@@ -74,13 +69,11 @@ def describe(session: Session) -> Iterator[str]:
   )
   total = "repeating" if data.total_batches is None else f"{data.total_batches} in all"
   yield f"data        {data.rows} sequences an epoch, {data.batches_per_epoch} batches an epoch, {total}"
-  memory = session.steps.memory
-  yield (
-    f"memory      per device: weights {readable_bytes(_bytes(params) / session.mesh.size)}, optimizer"
-    f" {readable_bytes(_bytes(session.pretraining.opt_state) / session.mesh.size)}, activations and temporaries"
-    f" {readable_bytes(memory.temp_size_in_bytes)} (as compiled)"
-  )
-  yield f"compiled    in {session.steps.seconds:.1f} s"
+  for number, line in enumerate(session.fit.lines()):
+    yield f"{'' if number else 'memory':<11} {line}"
+  if session.compiled is not None:
+    temporaries = readable_bytes(session.compiled.memory.temp_size_in_bytes)
+    yield f"compiled    in {session.compiled.seconds:.1f} s: {temporaries} of temporaries a device, by XLA's own count"
   if checkpointing_enabled(session.config) and mt.enable_checkpointing:
     kept = mt.max_num_checkpoints_to_keep or "all"
     yield f"checkpoints {session.checkpoint_directory}<step>/items every {mt.checkpoint_period} steps, {kept} kept"
@@ -113,18 +106,23 @@ def print_end(session: Session, reporter: Reporter, *, done: int, exhausted: boo
   last = reporter.last.get("train", {})
   loss = f", loss {last['loss']:.4f}" if last else ""
   print(f"{session.objective.name} ended at step {done} of {mt.steps} ({why}){loss}", flush=True)
-  if checkpointing_enabled(session.config) and mt.enable_checkpointing and mt.save_checkpoint_on_completion:
-    print(f"checkpoint: {session.checkpoint_directory}{done}/items", flush=True)
-    if session.lora is not None:
-      print(
-        f"it holds the adapter; posttrain merge {session.run_directory} OUT makes full weights, from which pre-training"
-        " starts with load_parameters_path",
-        flush=True,
-      )
-      return
-    by_name = f"with run_name={mt.run_name} (steps at least {done + 2}), or "
+  if not (checkpointing_enabled(session.config) and mt.enable_checkpointing):
+    return
+  # A run that a signal stops before its first update writes none, nor does one without save_checkpoint_on_completion.
+  if done not in steps_in(epath.Path(session.checkpoint_directory)):
+    print(f"no checkpoint of step {done} was written", flush=True)
+    return
+  print(f"checkpoint: {session.checkpoint_directory}{done}/items", flush=True)
+  if session.lora is not None:
     print(
-      f"pre-training goes on from it {'' if session.objective.checkpoint_role else by_name}in a run of its own"
-      f" with load_full_state_path={session.checkpoint_directory}{done}/items",
+      f"it holds the adapter; posttrain merge {session.run_directory} OUT makes full weights, from which pre-training"
+      " starts with load_parameters_path",
       flush=True,
     )
+    return
+  by_name = f"with run_name={mt.run_name} (steps at least {done + 2}), or "
+  print(
+    f"pre-training goes on from it {'' if session.objective.checkpoint_role else by_name}in a run of its own"
+    f" with load_full_state_path={session.checkpoint_directory}{done}/items",
+    flush=True,
+  )

@@ -73,7 +73,6 @@ VLLM_CASES = {
   "rollout_tensor_parallelism=2": "one replica on one device",
   "rollout_data_parallelism=4": "one replica on one device",
   "rollout_check_period=-1": "at least 0",
-  "lora.enable_lora=true lora.lora_rank=8 lora.lora_alpha=16 lora_fresh_base=true": "not write with an adapter yet",
   "decode_sampling_temperature=0.001": "vLLM samples at 0.01 or more",
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -99,7 +100,7 @@ def check_config(argv: Sequence[str], trainer: str, folder: Path) -> None:
 def check_trainer(trainer: str, words: Sequence[str], folder: Path) -> None:
   given = [word for word in words if not word.startswith("-")]
   options = {word for word in words if word.startswith("-")}
-  assert options <= {"--help", "--dry-run", "--print-config", "--debug"}
+  assert options <= {"--help", "--dry-run", "--no-compile", "--print-config", "--debug"}
   argv = [key for word in given for key in (KEYS if word == "KEYS" else [word])]
   if "--help" in options:
     assert (folder / argv[0]).is_file()
@@ -125,8 +126,14 @@ def check(words: Sequence[str], folder: Path) -> None:
     ConfigError: its configuration or its arguments are wrong.
   """
   # Variables that the shell sets for the command.
-  words = list(itertools.dropwhile(lambda word: re.match(r"[A-Z][A-Z0-9_]*=", word), words))
-  if words[0] == "make":
+  words = list(itertools.dropwhile(re.compile(r"[A-Z][A-Z0-9_]*=").match, words))
+  if words[0].endswith(".sh"):
+    script = (REPOSITORY / words[0]).resolve()
+    assert script.is_file(), f"no such script: {words[0]}"
+    assert os.access(script, os.X_OK), f"{words[0]} can't be run"
+    check_keys(words[1:])
+  elif words[0] == "make":
+    words = [word for word in words if not re.match(r"[A-Z_]+=", word)]
     targets = re.findall(r"^([a-z0-9-]+):.*##", (REPOSITORY / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     assert set(words[1:]) <= set(targets), f"no such target: {words}"
   elif words[0] == "posttrain" and words[1] in TRAINERS:
@@ -173,6 +180,8 @@ def test_documents_have_commands():
     "python -m maxtext.trainers.pretrain.train base.yml",
     "… load_parameter_path=a",
     "curl somewhere",
+    "end_to_end/cpu/rl.sh",
+    "STEPS=3 end_to_end/cpu/sft.sh tiny stepz=3",
   ],
 )
 def test_a_wrong_command_is_found(line: str, readers_folder: Path):

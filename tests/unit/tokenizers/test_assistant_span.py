@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 
 import pytest
-from chat_samples import SPECIAL_TEXTS, TEMPLATES, TEXTS, conversations
 
 from maxtext_posttrain.errors import ChatTemplateError
 from maxtext_posttrain.tokenizers.base import mask_from_offsets
 from maxtext_posttrain.tokenizers.chat_template import load_template
+from tests.support.chat_samples import SPECIAL_TEXTS, TEMPLATES, TEXTS, conversations
 
 TURNS = [
   {"role": "system", "content": "be kind"},

@@ -6,11 +6,11 @@ import json
 import threading
 
 import pytest
-from chat_samples import TEMPLATES
 
 from maxtext_posttrain.errors import ChatTemplateError
 from maxtext_posttrain.tokenizers.chat_template import ChatTemplate, builtin_names, load_template
 from maxtext_posttrain.tokenizers.special_tokens import SpecialTokenMatcher
+from tests.support.chat_samples import TEMPLATES
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 MESSAGES = [

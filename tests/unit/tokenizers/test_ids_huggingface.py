@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import pytest
-from chat_samples import SPECIAL_TEXTS, TEMPLATES, TEXTS, assert_agrees, asset, conversations, text_parts_joined
 
 from maxtext_posttrain.tokenizers import build_tokenizer
 from maxtext_posttrain.tokenizers.chat_template import load_template
+from tests.support.chat_samples import (
+  SPECIAL_TEXTS,
+  TEMPLATES,
+  TEXTS,
+  assert_agrees,
+  asset,
+  conversations,
+  text_parts_joined,
+)
 
 
 @pytest.fixture(scope="module")

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import pytest
 import sentencepiece
-from chat_samples import SPECIAL_TEXTS, TEMPLATES, TEXTS, assert_agrees, conversations, sentencepiece_reference
 
 from maxtext_posttrain.tokenizers import build_tokenizer
 from maxtext_posttrain.tokenizers.chat_template import load_template
 from maxtext_posttrain.tokenizers.files import vocabulary_file
+from tests.support.chat_samples import (
+  SPECIAL_TEXTS,
+  TEMPLATES,
+  TEXTS,
+  assert_agrees,
+  conversations,
+  sentencepiece_reference,
+)
 
 
 @pytest.fixture(scope="module", params=["tokenizer.llama2", "tokenizer.mistral-v3"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from chat_samples import SPECIAL_TEXTS, TEXTS, conversations, sentencepiece_reference
 
 from maxtext_posttrain.tokenizers import build_tokenizer
 from maxtext_posttrain.tokenizers.special_tokens import (
@@ -15,6 +14,7 @@ from maxtext_posttrain.tokenizers.special_tokens import (
   marker_choices,
   unmark,
 )
+from tests.support.chat_samples import SPECIAL_TEXTS, TEXTS, conversations, sentencepiece_reference
 
 MARKERS = Markers("\ufdd0", "\ufdd1", "\ufdd2")
 MATCHER = SpecialTokenMatcher({"<a>": 1, "<a>b": 2, ">c": 3, "[X]": 4})

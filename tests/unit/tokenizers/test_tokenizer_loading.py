@@ -8,10 +8,10 @@ import subprocess
 import sys
 
 import pytest
-from chat_samples import asset
 
 from maxtext_posttrain.errors import ChatTemplateError, TokenizerError
 from maxtext_posttrain.tokenizers import build_tokenizer
+from tests.support.chat_samples import asset
 
 
 def test_importing_and_loading_files_imports_nothing_heavy():

@@ -10,10 +10,10 @@ import time
 
 import numpy as np
 import pytest
-from chat_samples import asset
 
 from maxtext_posttrain.errors import ChatTemplateError, TokenizerError
 from maxtext_posttrain.tokenizers import TokenId, build_tokenizer
+from tests.support.chat_samples import asset
 
 KINDS = {"llama2": "sentencepiece", "llama3": "tiktoken", "gemma": "sentencepiece", "qwen": "huggingface"}
 USER = [{"role": "user", "content": "hi"}]

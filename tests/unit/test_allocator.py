@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from maxtext_posttrain import huge_pages
+from maxtext_posttrain import allocator, cli
 
 PROGRAM = """
 import os, sys
 from pathlib import Path
-from maxtext_posttrain import huge_pages
-huge_pages._ENABLED = Path(sys.argv[1])
+from maxtext_posttrain import allocator
+allocator._HUGE_PAGES = Path(sys.argv[1])
 print(os.getpid(), flush=True)
-huge_pages.restart_with_huge_pages()
+allocator.restart_with_tunables()
 print(os.environ.get("GLIBC_TUNABLES"), sys.argv[2:], sys.flags.utf8_mode, sep="|")
 """
-supported = pytest.mark.skipif(not huge_pages._allocator_can(), reason="needs glibc 2.35")
+supported = pytest.mark.skipif(not allocator._allocator_can(), reason="needs glibc 2.35")
 
 
 def run(folder: Path, enabled: str, tunables: str | None) -> tuple[list[str], str]:
@@ -35,29 +36,46 @@ def run(folder: Path, enabled: str, tunables: str | None) -> tuple[list[str], st
   return numbers, last
 
 
+ARENAS = f"glibc.malloc.arena_max={max(2, os.cpu_count() or 1)}"
+
+
 @supported
 def test_restarts_once_with_the_same_arguments(tmp_path: Path):
   numbers, last = run(tmp_path, "always [madvise] never", None)
   assert len(numbers) == 2
   assert numbers[0] == numbers[1]
-  assert last == "glibc.malloc.hugetlb=1|['a=1 2', 'b']|1"
+  assert last == f"{ARENAS}:glibc.malloc.hugetlb=1|['a=1 2', 'b']|1"
 
 
 @supported
-def test_other_tunables_stay(tmp_path: Path):
+def test_what_the_user_set_stays(tmp_path: Path):
   _, last = run(tmp_path, "always [madvise] never", "glibc.malloc.arena_max=4")
   assert last.startswith("glibc.malloc.arena_max=4:glibc.malloc.hugetlb=1|")
 
 
-@pytest.mark.parametrize(
-  ("enabled", "tunables"),
-  [
-    ("[always] madvise never", None),
-    ("always madvise [never]", None),
-    ("always [madvise] never", "glibc.malloc.hugetlb=0"),
-  ],
-)
-def test_does_not_restart(tmp_path: Path, enabled: str, tunables: str | None):
-  numbers, last = run(tmp_path, enabled, tunables)
+@supported
+@pytest.mark.parametrize("enabled", ["[always] madvise never", "always madvise [never]"])
+def test_huge_pages_are_asked_for_where_asking_makes_a_difference(tmp_path: Path, enabled: str):
+  _, last = run(tmp_path, enabled, None)
+  assert last.startswith(f"{ARENAS}|")
+
+
+def test_does_not_restart_where_all_is_set(tmp_path: Path):
+  set_by_user = "glibc.malloc.hugetlb=0:glibc.malloc.arena_max=1"
+  numbers, last = run(tmp_path, "always [madvise] never", set_by_user)
   assert len(numbers) == 1
-  assert last == f"{tunables}|['a=1 2', 'b']|1"
+  assert last == f"{set_by_user}|['a=1 2', 'b']|1"
+
+
+@pytest.mark.parametrize("name", ["sft", "dpo", "distill", "grpo", "rl"])
+def test_every_trainers_program_sets_them(name: str, monkeypatch: pytest.MonkeyPatch):
+  class Restarted(Exception):
+    pass
+
+  def restart() -> None:
+    raise Restarted
+
+  monkeypatch.setattr(cli, "restart_with_tunables", restart)
+  monkeypatch.setattr(sys, "argv", [f"train_{name}.py", "--help"])
+  with pytest.raises(Restarted):
+    runpy.run_module(f"train_{name}", run_name="__main__")

@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# Pre-training, then distillation of its model, on the CPU.
+#   end_to_end/cpu/distill.sh [MODEL] [--dry-run] [key=value ...]
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+source end_to_end/common.sh
+source end_to_end/steps.sh
+source end_to_end/cpu/settings.sh
+run_steps pretrain distill
