@@ -6,6 +6,7 @@ Two processes make all runs, one with a single device and one with eight; what t
 from __future__ import annotations
 
 import dataclasses
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -57,11 +58,6 @@ def branch(folder: Path, run: str, name: str) -> None:
   shutil.rmtree(copy / "checkpoints" / "2")
 
 
-def mesh_of(trainer: str, name: str) -> dict[str, int]:
-  """The native engine refuses a mesh of three axes."""
-  return {"fsdp": 4, "tensor": 2} if (trainer, name) == ("grpo", "mixed") else MESHES[name]
-
-
 @pytest.fixture(scope="module")
 def room(tmp_path_factory: pytest.TempPathFactory) -> Room:
   folder = devices.write_room(tmp_path_factory.mktemp("devices") / "room")
@@ -70,13 +66,12 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Room:
   alone += [job(folder, "sft", "lora-one", 1, *ADAPTER)]
   outcomes = Jobs(folder, "alone", alone, devices=1).results()
   branch(folder, "sft-one", "from-one-to-fsdp")
-  together = [job(folder, trainer, f"{trainer}-{name}", 8, **mesh_of(trainer, name)) for trainer, name in RUNS]
+  together = [job(folder, trainer, f"{trainer}-{name}", 8, **MESHES[name]) for trainer, name in RUNS]
   together += [
     job(folder, "sft", "lora-mixed", 8, *ADAPTER, **MESHES["mixed"]),
     job(folder, "sft", "from-one-to-fsdp", 8, fsdp=8),
-    job(folder, "sft", "uneven", 8, "per_device_batch_size=0.5", fsdp=8),
+    job(folder, "sft", "uneven", 16, fsdp=8),
     job(folder, "sft", "no-mesh", 8, fsdp=3),
-    job(folder, "grpo", "grpo-three-axes", 8, **MESHES["mixed"]),
   ]
   outcomes |= Jobs(folder, "together", together, devices=8).results()
   for name in ("from-fsdp-to-tensor", "from-fsdp-to-one"):
@@ -160,12 +155,6 @@ def test_a_mesh_that_does_not_fit_the_devices_is_refused(room: Room):
   assert "do not fit 8 device(s)" in said
 
 
-def test_a_mesh_that_the_engine_can_not_generate_on_is_refused(room: Room):
-  said = room.outcomes["grpo-three-axes"]
-  assert said is not None
-  assert said.startswith("GenerationError: the mesh data=2, fsdp=2, tensor=2")
-
-
 def test_pretraining_goes_on_on_another_mesh(room: Room):
   """Real pre-training from one checkpoint, on one device and on eight: the same losses."""
   argv = job(room.folder, "sft", "sft-fsdp", 1)["argv"]
@@ -183,3 +172,34 @@ def test_pretraining_goes_on_on_another_mesh(room: Room):
   for other in losses[1:]:
     for step, loss in losses[0].items():
       np.testing.assert_allclose(other[step], loss, rtol=RELATIVE)
+
+
+@pytest.mark.parametrize(("batch", "right"), [(("data", "fsdp"), False), (("fsdp", "data"), True)])
+def test_xla_swaps_shards_of_a_batch_along_data_and_fsdp(tmp_path: Path, batch: tuple[str, str], right: bool):
+  """Why `maxtext_api.build_config` turns the two round; where this fails for the first order, it need not any more."""
+  process = runs.FORKSERVER.Process(
+    target=_product_on_a_mesh, args=(str(tmp_path / "ok"), batch, devices.environment(8))
+  )
+  process.start()
+  process.join()
+  assert (tmp_path / "ok").read_text() == str(right)
+
+
+def _product_on_a_mesh(result: str, batch: tuple[str, str], environment: dict[str, str]) -> None:
+  """Whether a product of few rows with spread weights is right on a mesh of data=2, fsdp=2, tensor=2."""
+  os.environ.update(environment)
+  import jax
+  from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+  mesh = Mesh(np.array(jax.devices()).reshape(2, 2, 2), ("data", "fsdp", "tensor"))
+  random = np.random.default_rng(0)
+  rows, weights = random.normal(size=(8, 64)).astype(np.float32), random.normal(size=(64, 32)).astype(np.float32)
+
+  def product(rows: jax.Array, weights: jax.Array) -> jax.Array:
+    sharding = NamedSharding(mesh, PartitionSpec(batch, "tensor"))
+    rows = jax.lax.with_sharding_constraint(rows, sharding)
+    return jax.lax.with_sharding_constraint(rows @ weights, sharding)
+
+  spread = jax.device_put(weights, NamedSharding(mesh, PartitionSpec("tensor", "fsdp")))
+  whole = jax.jit(product, out_shardings=NamedSharding(mesh, PartitionSpec()))(rows, spread)
+  Path(result).write_text(str(bool(np.allclose(whole, rows @ weights, atol=1e-4))))

@@ -66,11 +66,10 @@ class NativeEngine:
       max_batch: sequences generated at once, at most.
 
     Raises:
-      GenerationError: the architecture or the mesh is none we generate with, or the model is not that of `config`.
+      GenerationError: the architecture is none we generate with, or the model is not that of `config`.
     """
     if max_batch < 1:
       raise GenerationError(f"max_batch is {max_batch}: it must be at least 1")
-    _check_mesh(config, mesh)
     self.max_context = config.max_target_length if max_context is None else max_context
     self.max_batch = max_batch
     self.vocab_size = config.vocab_size
@@ -215,22 +214,6 @@ class NativeEngine:
     )
     end = jax.lax.while_loop(lambda state: jnp.any(state.active), step, start)
     return end.tokens[:, longest_stop - 1 :], end.log_probs, end.counts, end.stopped
-
-
-def _check_mesh(config: MaxTextConfig, mesh: Mesh) -> None:
-  """Refuses a kind of mesh on which half of the sequences got wrong numbers (data=2, fsdp=2, tensor=2, simulated).
-
-  Why is not known; each pair of these axes alone gave the right ones.
-  """
-  axes = maxtext_api.batch_sharding(config, mesh).spec[0] or ()
-  batch = [axis for axis in ((axes,) if isinstance(axes, str) else axes) if mesh.shape[axis] > 1]
-  others = [axis for axis, size in mesh.shape.items() if size > 1 and axis not in batch]
-  if len(batch) > 1 and others:
-    sizes = ", ".join(f"{axis}={mesh.shape[axis]}" for axis in (*batch, *others))
-    raise GenerationError(
-      f"the mesh {sizes}: text can't be generated where the batch lies along {' and '.join(batch)} beside"
-      f" {' and '.join(others)}; give one of {', '.join(batch)} all of their devices, the other 1"
-    )
 
 
 @functools.partial(jax.tree_util.register_dataclass)

@@ -284,19 +284,19 @@ def test_more_or_fewer_epochs_may_be_asked_for_when_resuming(rows_file, caplog):
 
 
 def test_prefetched_batches_do_not_count_and_a_closed_iterator_leaves_no_thread(rows_file):
-  before = threading.active_count()
+  before = set(threading.enumerate())
   iterator = build(rows_file).iterator()
   next(iterator)
-  assert threading.active_count() > before
+  started = set(threading.enumerate()) - before
+  assert started
   assert iterator.position == 1
   iterator.close()
   iterator.close()
   with pytest.raises(StopIteration):
     next(iterator)
-  for thread in threading.enumerate():
-    if thread.name.startswith("grain-prefetch"):
-      thread.join(timeout=5)
-  assert threading.active_count() <= before
+  for thread in started:
+    thread.join(timeout=5)
+    assert not thread.is_alive()
 
 
 def test_iterators_of_one_data_set_are_independent(rows_file):
