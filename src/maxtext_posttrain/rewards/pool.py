@@ -48,6 +48,11 @@ class Scores:
   seconds: float
 
 
+def weighed(scores: Mapping[str, npt.NDArray[np.float64]], weights: Mapping[str, float]) -> npt.NDArray[np.float64]:
+  """The sum of the functions' scores [completions], each times its weight."""
+  return sum((weight * scores[name] for name, weight in weights.items()), np.zeros_like(next(iter(scores.values()))))
+
+
 class RewardPool:
   """Worker processes that each know all of a run's reward functions."""
 
@@ -124,10 +129,7 @@ class RewardPool:
             first_errors.setdefault(name, answer["error"])
           if answer.get("dead"):
             worker.restart()
-    rewards = np.zeros(count)
-    for name, weight in self._weights.items():
-      rewards += weight * scores[name]
-    return Scores(scores, rewards, failures, first_errors, time.perf_counter() - started)
+    return Scores(scores, weighed(scores, self._weights), failures, first_errors, time.perf_counter() - started)
 
   def close(self) -> None:
     """Ends the processes."""

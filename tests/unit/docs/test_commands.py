@@ -125,7 +125,8 @@ def check(words: Sequence[str], folder: Path) -> None:
     AssertionError: it names what there is not.
     ConfigError: its configuration or its arguments are wrong.
   """
-  words = list(itertools.dropwhile(re.compile(r"[A-Z_]+=").match, words))
+  # Variables that the shell sets for the command.
+  words = list(itertools.dropwhile(re.compile(r"[A-Z][A-Z0-9_]*=").match, words))
   if words[0].endswith(".sh"):
     script = (REPOSITORY / words[0]).resolve()
     assert script.is_file(), f"no such script: {words[0]}"
