@@ -113,9 +113,10 @@ class RewardPool:
             worker.send(call_message(name, groups[number]).encode(), self._time_limit)
             selector.register(worker.descriptor, selectors.EVENT_READ, worker)
         wait = max(0.0, min(worker.deadline for worker in running) - time.monotonic())
-        ready: set[Any] = {key.data for key, _ in selector.select(wait)}
+        selector.select(wait)
         for worker, (name, number) in list(running.items()):
-          answer = worker.receive() if worker in ready else None
+          # Every one is asked: while one was started again, others may have answered in time.
+          answer = worker.receive()
           if answer is None and time.monotonic() >= worker.deadline:
             answer = {"error": f"it took longer than {self._time_limit:g} s", "dead": True}
           if answer is None:
