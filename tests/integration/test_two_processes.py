@@ -70,7 +70,9 @@ def test_two_processes_make_the_run_of_one(folder: Path, finished: tuple[Jobs, d
 def test_one_of_them_writes_and_shows(folder: Path, finished: tuple[Jobs, dict[str, str | None]]):
   first, second = (log.read_text(encoding="utf-8") for log in finished[0].logs)
   assert "step 2/2" in first
-  assert [line for line in second.splitlines() if line and not line.startswith(("---", "I0", "W0", "["))] == []
+  # Gloo tells of its connections, its ranks' lines at times within each other's.
+  ours = [line for line in second.splitlines() if "peer ranks" not in line]
+  assert [line for line in ours if line and not line.startswith(("---", "I0", "W0", "["))] == []
   run = folder / "grpo-two"
   assert {path.name for path in run.iterdir()} == {
     "checkpoints", "config.yml", "metrics.jsonl", "report.html", "run.json", "samples.jsonl",
@@ -149,7 +151,8 @@ def test_a_kill_of_one_ends_the_other(folder: Path, uninterrupted: list[dict[str
 
 
 def test_a_signal_to_one_stops_both_at_one_step(folder: Path):
-  pair = Pair(folder, "signalled", *LONG, "steps=4000", "checkpoint_period=4000")
+  keys = [key for key in LONG if not key.startswith("checkpoint_period=")]
+  pair = Pair(folder, "signalled", *keys, "steps=4000", "checkpoint_period=4000")
   pair.wait_for(3)
   os.kill(pair.processes[1].pid, signal.SIGTERM)
   assert [process.wait(SOON) for process in pair.processes] == [143, 143]

@@ -87,6 +87,8 @@ def run(
   ):
 
     def joined() -> None:
+      # As processes join, JAX's preemption service takes SIGTERM for itself.
+      together.enter_context(stop.listening())
       together.enter_context(hosts.ending_together())
       together.enter_context(hosts.quiet_beside_first())
 
