@@ -118,11 +118,13 @@ class Reference:
 
 def write_config(folder: Path, trainer: str, shared: Path) -> Path:
   """Writes a trainer's configuration and what it names; returns the configuration's file."""
-  (folder / "reward.py").write_text(REWARD)
   text = CONFIGS[trainer]
   if "{" in text:
     teacher = shared / "sft" / "run" / "checkpoints" / str(STEPS) / "items"
-    text = text.format(teacher=teacher, reward=folder / "reward.py")
+    # Samples name the file: it is one for all runs that are compared.
+    reward = shared / "reward.py"
+    reward.write_text(REWARD)
+    text = text.format(teacher=teacher, reward=reward)
   path = folder / f"{trainer}.yml"
   path.write_text(text, encoding="utf-8")
   return path
