@@ -22,7 +22,7 @@ _PARTS = {
   "rooms": docs_pages.rooms,
 }
 _FLOW = "![How a run flows](images/flow.svg)"
-_FILES_IN_ROOT = {"LICENSE": "Apache-2.0"}
+_NO_PAGE = re.compile(r"\[[^\]]*\]\((LICENSE|notebooks/[^)]*)\)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -39,12 +39,13 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def for_site(text: str) -> str:
-  """A file of the repository's root as a page: links lead to pages, and the drawing is one that needs no script."""
+  """A file of the repository's root as a page: links lead to pages, and the drawing is one that needs no script.
+
+  A file that has no page is named by its path.
+  """
   text = re.sub(r"```mermaid\n.*?```", _FLOW, text, flags=re.DOTALL)
   text = re.sub(r"\[docs/(\w+)\.md\]", lambda found: f"[{found[1].replace('_', ' ')}]", text)
   text = text.replace("](docs/", "](")
   for page, source in _FROM_ROOT.items():
     text = text.replace(f"]({source})", f"]({page})")
-  for name, shown in _FILES_IN_ROOT.items():
-    text = text.replace(f"[{name}]({name})", shown)
-  return text
+  return _NO_PAGE.sub(r"`\1`", text)
