@@ -22,6 +22,8 @@ _PARTS = {
   "rooms": docs_pages.rooms,
 }
 _FLOW = "![How a run flows](images/flow.svg)"
+_CELL = re.compile(r"<t[dh]\b.*?</t[dh]>", re.DOTALL)
+_TEXT = re.compile(r"(?<=>)[^<>]+")
 _NO_PAGE = re.compile(r"\[[^\]]*\]\((LICENSE|notebooks/[^)]*)\)")
 
 
@@ -36,6 +38,15 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, **_: Any) -> str:
   """Replaces `<!-- generated: NAME -->` by what the code says."""
   return re.sub(r"<!-- generated: ([a-z-]+) -->", lambda found: _PARTS[found[1]](), markdown)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+  """Lets names in a table's cell break between their words, not within one."""
+  return _CELL.sub(lambda cell: _TEXT.sub(_breakable, cell[0]), html)
+
+
+def _breakable(text: re.Match[str]) -> str:
+  return re.sub(r"([_./=])(?=[\w{\[&])", r"\1<wbr>", text[0])
 
 
 def for_site(text: str) -> str:
