@@ -169,7 +169,7 @@ def test_messages_are_the_codes_own():
 
 @pytest.mark.parametrize("page", PAGES, ids=IDS)
 def test_code_fits_a_page(page: Path):
-  """What is wider is cut at the right edge of the site's column until it is scrolled to; Python is laid by the formatter."""
+  """What is wider is cut at the right edge of the site's column until scrolled to; the formatter lays Python."""
   for language in ("sh", "text", "yaml", ""):
     for block in blocks(page, language):
       wide = [line for line in block.splitlines() if len(line) > COLUMNS]
