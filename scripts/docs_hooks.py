@@ -22,7 +22,9 @@ _PARTS = {
   "rooms": docs_pages.rooms,
 }
 _FLOW = "![How a run flows](images/flow.svg)"
-_FILES_IN_ROOT = {"LICENSE": "Apache-2.0"}
+_CELL = re.compile(r"<t[dh]\b.*?</t[dh]>", re.DOTALL)
+_TEXT = re.compile(r"(?<=>)[^<>]+")
+_NO_PAGE = re.compile(r"\[[^\]]*\]\((LICENSE|notebooks/[^)]*)\)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -38,13 +40,23 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
   return re.sub(r"<!-- generated: ([a-z-]+) -->", lambda found: _PARTS[found[1]](), markdown)
 
 
+def on_page_content(html: str, **_: Any) -> str:
+  """Lets names in a table's cell break between their words, not within one."""
+  return _CELL.sub(lambda cell: _TEXT.sub(_breakable, cell[0]), html)
+
+
+def _breakable(text: re.Match[str]) -> str:
+  return re.sub(r"([_./=])(?=[\w{\[&])", r"\1<wbr>", text[0])
+
+
 def for_site(text: str) -> str:
-  """A file of the repository's root as a page: links lead to pages, and the drawing is one that needs no script."""
+  """A file of the repository's root as a page: links lead to pages, and the drawing is one that needs no script.
+
+  A file that has no page is named by its path.
+  """
   text = re.sub(r"```mermaid\n.*?```", _FLOW, text, flags=re.DOTALL)
   text = re.sub(r"\[docs/(\w+)\.md\]", lambda found: f"[{found[1].replace('_', ' ')}]", text)
   text = text.replace("](docs/", "](")
   for page, source in _FROM_ROOT.items():
     text = text.replace(f"]({source})", f"]({page})")
-  for name, shown in _FILES_IN_ROOT.items():
-    text = text.replace(f"[{name}]({name})", shown)
-  return text
+  return _NO_PAGE.sub(r"`\1`", text)

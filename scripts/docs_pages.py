@@ -231,7 +231,7 @@ def code(text: str) -> str:
 
 def escaped(text: str) -> str:
   """Text without what Markdown, or a table, would take for its own."""
-  text = re.sub(r"([\\`*_{}\[\]<>|#$])", r"\\\1", text)
+  text = re.sub(r"([\\`*_{}\[\]>|#])", r"\\\1", text).replace("<", "&lt;")
   return re.sub(r"https?://[^\s)\]]+", lambda found: f"<{found[0]}>".replace("\\", ""), text)
 
 

@@ -15,9 +15,9 @@ CACHE = REPOSITORY / ".cache" / "jax"
 TABLE_HEAD = """\
 # Who reads what whom wrote
 
-Made by `make handback-matrix` (tests/end_to_end/test_handback_matrix.py): each writer trains the same tiny model, each
-reader starts from its checkpoint for real and goes on. "everything" is weights, optimizer, rngs and step, compared leaf
-by leaf with what lies on disk; "weights" is the weights, compared likewise. Pre-training's first loss is the one
+Made by `make handback-matrix` (`tests/end_to_end/test_handback_matrix.py`): each writer trains the same tiny model,
+each reader starts from its checkpoint for real and goes on. "everything" is weights, optimizer, rngs and step, compared
+leaf by leaf with what lies on disk; "weights" is the weights, compared likewise. Pre-training's first loss is the one
 computed from the writer's state in memory. By a run's name pre-training looks for `checkpoints/<step>`: there the steps
 that GRPO wrote to `checkpoints/actor` are moved up first.
 

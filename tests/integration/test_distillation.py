@@ -7,6 +7,7 @@ changes.
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,11 @@ def test_the_first_steps_loss_is_the_formulas(room: Room, finished: Path):
   first = runs.metrics(finished)[0]
   for name, value in expected_first_step(room).items():
     assert first[name] == pytest.approx(value, rel=2e-5), name
+
+
+def test_the_page_says_what_the_student_starts_as(finished: Path):
+  facts = json.loads((finished / "run.json").read_text(encoding="utf-8"))["facts"]
+  assert facts["Started from"] == "the teacher, student_init_from_teacher_layers=[0, 2]"
 
 
 def test_the_mixture_follows_its_schedule(finished: Path):

@@ -11,6 +11,7 @@ import pytest
 
 from maxtext_posttrain.config import load_config
 from maxtext_posttrain.report import Reporter
+from maxtext_posttrain.report.metrics_file import read_metrics
 from maxtext_posttrain.report.run_file import RunRecord
 from maxtext_posttrain.trainers.base import Session
 from maxtext_posttrain.trainers.record import leaving_report
@@ -128,6 +129,17 @@ def test_a_page_that_cant_be_written_is_a_warning(tmp_path: Path, capsys: pytest
   out = capsys.readouterr().out
   assert "warning: run.json could not be written: " in out
   assert f"warning: report.html could not be written: {tmp_path}/report.html: is a folder" in out
+
+
+def test_an_update_takes_as_long_as_its_waits(tmp_path: Path):
+  """Also after a save and an evaluation at the same step; the latter's time is no update's."""
+  argv = [each for each in _argv(tmp_path) if not each.startswith(("enable_wandb", "wandb_mode"))]
+  rows = f"hf_eval_files={tmp_path}/rows.jsonl"
+  assert _train([*argv, "checkpoint_period=2", "eval_interval=2", rows]) == 0
+  updates = [each for each in read_metrics(tmp_path / "r" / "metrics.jsonl") if each["kind"] == "train"]
+  assert updates[2]["save_wait_seconds"] > 0
+  for each in updates:
+    assert each["data_wait_seconds"] + each["save_wait_seconds"] <= each["step_seconds"], each
 
 
 def test_what_ended_a_run_is_not_hidden(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

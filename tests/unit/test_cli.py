@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import types
@@ -11,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from maxtext_posttrain import __version__, cli
+from maxtext_posttrain.commands import TRAINERS
 from maxtext_posttrain.config import OUR_KEYS
 from maxtext_posttrain.errors import ConfigError, DataError, TrainingError
+from tests.conftest import REPOSITORY
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("jax", "jaxlib", "numpy", "transformers", "datasets", "maxtext", "pydantic", "omegaconf", "tensorflow", "flax")
@@ -67,6 +70,15 @@ def test_trainer_help_names_every_option_and_key_of_ours(capsys: pytest.CaptureF
       assert f"  {name}" in out
     for name, key in OUR_KEYS.items():
       assert (f"  {name}: " in out) == (key.trainer in (None, trainer)), name
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_a_trainers_help_fits_a_page_and_its_example_is_there(trainer: str, capsys: pytest.CaptureFixture[str]):
+  assert cli.main([trainer, "--help"]) == 0
+  out = capsys.readouterr().out
+  assert max(map(len, out.splitlines())) < 100
+  (example,) = re.findall(r"configs/\S+\.yml", out)
+  assert (REPOSITORY / example).is_file()
 
 
 def test_version(capsys: pytest.CaptureFixture[str]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,18 +21,23 @@ if TYPE_CHECKING:
 
 _OPTIONS = {
   "--dry-run": "build everything, print the plan and an estimate of memory, train nothing",
-  "--no-compile": "with --dry-run: compile nothing either, so that a large model's plan takes seconds",
+  "--no-compile": "with --dry-run: compile nothing either, for a plan within seconds",
   "--print-config": "print every key, its value and where it came from, and stop",
   "--debug": "show tracebacks",
   "--help": "show this help",
 }
+_COLUMNS = 96
+_INDENT = 6 * " "
+_EXAMPLES = {"distill": "distillation"}
+"""Quickstart's configuration of a trainer, where it has another name."""
 _TRAINER_USAGE = """\
 usage: posttrain {trainer} CONFIG [key=value ...] [options]
 
 {summary}.
 
-CONFIG is a YAML file, by its path or by its name in configs/. Keys are MaxText's, nested ones dotted:
-  posttrain {trainer} configs/quickstart/{trainer}.yml steps=5 learning_rate=1e-4 run_name=my-run
+CONFIG is a YAML file, by its path or by its name in configs/.
+Keys are MaxText's, nested ones dotted:
+  posttrain {trainer} configs/quickstart/{example}.yml steps=5 learning_rate=1e-4 run_name=my-run
 A variable M_<KEY> in the environment sets a key too, as in MaxText.
 
 options:
@@ -142,11 +148,19 @@ def _trainer_usage(trainer: Trainer) -> str:
 
   options = "\n".join(f"  {name:<16} {what}" for name, what in _OPTIONS.items())
   keys = "\n".join(
-    f"  {name}: {key.type} = {plain(key.default)}\n      {key.doc}"
+    f"{_filled(f'{name}: {key.type} = {plain(key.default)}', '  ')}\n{_filled(key.doc, _INDENT)}"
     for name, key in OUR_KEYS.items()
     if key.trainer in (None, trainer.name)
   )
   summary = trainer.summary
   return _TRAINER_USAGE.format(
-    trainer=trainer.name, summary=summary[0].upper() + summary[1:], options=options, keys=keys
+    trainer=trainer.name,
+    example=_EXAMPLES.get(trainer.name, trainer.name),
+    summary=summary[0].upper() + summary[1:],
+    options=options,
+    keys=keys,
   )
+
+
+def _filled(text: str, indent: str) -> str:
+  return textwrap.fill(text, _COLUMNS, initial_indent=indent, subsequent_indent=_INDENT, break_on_hyphens=False)

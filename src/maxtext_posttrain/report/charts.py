@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import html
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ class Panel:
 PANELS = (
   Panel(
     "Loss",
-    "nats per trained token",
+    "",  # by trainer
     (Series("train", "loss", "training"), Series("eval", "loss", "held out", marked=True)),
     can_be_log=True,
   ),
@@ -90,6 +91,12 @@ PANELS = (
   ),
 )
 
+_LOSSES = {
+  "sft": "nats per trained token",
+  "distill": "mean over trained tokens",
+  "dpo": "mean over pairs",
+  "grpo": "of the objective",
+}
 _TOLD_ELSEWHERE = frozenset(
   {
     "perplexity",
@@ -118,22 +125,20 @@ def plots(runs: Sequence[RunFolder], names: Sequence[str]) -> list[dict[str, Any
     each with `name`, `run` (its number), `x`, `y`, `series` (its number in the panel), `marked` and `points` (before
     thinning).
   """
-  return [plot for panel in (*PANELS, *_other_panels(runs)) if (plot := _plot(panel, runs, names))["traces"]]
+  trainers = {run.record.trainer for run in runs if run.record is not None}
+  unit = _LOSSES.get(trainers.pop(), "") if len(trainers) == 1 else ""
+  loss, *others = PANELS
+  panels = (dataclasses.replace(loss, unit=unit), *others, *_other_panels(runs))
+  return [plot for panel in panels if (plot := _plot(panel, runs, names))["traces"]]
 
 
 def _other_panels(runs: Sequence[RunFolder]) -> Iterator[Panel]:
   """A panel for each metric that only some trainers report."""
   known = {series.key for panel in PANELS for series in panel.series} | _TOLD_ELSEWHERE
-  found: dict[str, list[str]] = {}
-  for run in runs:
-    for kind, key in run.curves:
-      kinds = found.setdefault(key, [])
-      if kind not in kinds:
-        kinds.append(kind)
-  for key, kinds in found.items():
+  for key in dict.fromkeys(key for run in runs for _, key in run.curves):
     if key not in known:
-      labels = {"train": "training", "eval": "held out"}
-      yield Panel(key, key, tuple(Series(kind, key, labels.get(kind, kind), marked=kind != "train") for kind in kinds))
+      # Both, in the order of the other panels, so that a colour means the same in each.
+      yield Panel(key, "", (Series("train", key, "training"), Series("eval", key, "held out", marked=True)))
 
 
 def _plot(panel: Panel, runs: Sequence[RunFolder], names: Sequence[str]) -> dict[str, Any]:

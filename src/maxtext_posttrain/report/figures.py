@@ -26,13 +26,13 @@ def _figures(run: RunFolder) -> dict[str, str]:
     figures["Ended"] = outcome or "no: it is running, or was killed"
   loss = run.curve("train", "loss")
   if loss.last is not None:
-    figures["Training loss at last"] = f"{loss.last:.4f}"
+    figures["Training loss at last"] = _four_digits(loss.last)
   held_out = run.curve("eval", "loss")
   if held_out.finite:
     points = [(value, step) for step, value in zip(held_out.steps, held_out.values, strict=True) if value is not None]
-    figures["Held-out loss at last"] = f"{points[-1][0]:.4f} at step {points[-1][1]:,}"
+    figures["Held-out loss at last"] = f"{_four_digits(points[-1][0])} at step {points[-1][1]:,}"
     best = min(points)
-    figures["Held-out loss at best"] = f"{best[0]:.4f} at step {best[1]:,}"
+    figures["Held-out loss at best"] = f"{_four_digits(best[0])} at step {best[1]:,}"
   perplexity = run.curve("eval", "perplexity").last
   if perplexity is not None:
     figures["Held-out perplexity at last"] = f"{perplexity:,.2f}"
@@ -63,6 +63,11 @@ def _speed(run: RunFolder) -> dict[str, str]:
   if skipped:
     figures["Updates skipped"] = f"{skipped:,.0f}"
   return figures
+
+
+def _four_digits(value: float) -> str:
+  """Four decimals, or four digits where those would be zeros: GRPO's loss is about 0."""
+  return f"{value:.4f}" if abs(value) >= 0.1 or not value else f"{value:.4g}"
 
 
 def duration(seconds: float) -> str:

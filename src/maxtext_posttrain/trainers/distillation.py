@@ -79,6 +79,13 @@ class Distillation(Objective):
       chosen = teacher_layers(layers, config.teacher.base_num_decoder_layers if config.teacher else 0)
       start_from_layers(model, frozen[TEACHER], chosen, scan_axis=maxtext.param_scan_axis)
 
+  def describe_start(self, config: Config) -> str:
+    """Fresh weights, or what `student_init_from_teacher_layers` makes of the teacher."""
+    layers = config.student_init_from_teacher_layers
+    return (
+      super().describe_start(config) if layers is None else f"the teacher, student_init_from_teacher_layers={layers}"
+    )
+
   def loss(self, model: nnx.Module, batch: Batch, context: LossContext) -> LossOutput:
     """The mixed loss. Evaluation measures too: the KL from the teacher at T = 1, and how often both agree."""
     config, maxtext, is_train = context.config, context.maxtext, context.is_train

@@ -207,9 +207,11 @@ class PostTrainer(peft_trainer.PeftTrainer):
     if not due or hosts.from_first(np.bool_(self._reporter.has("eval", self._train_steps))):
       return
     self._flush_train_metrics()
+    started = time.perf_counter()
     values = eval_ds() if callable(eval_ds) else self._mean_loss(eval_ds, eval_step_fn)
     self._reporter.evaluation(self._train_steps, values)
-    self._last_time = time.perf_counter()
+    # The evaluation is no part of the next update; a save before it is, as where nothing is evaluated.
+    self._last_time += time.perf_counter() - started
 
   def _mean_loss(self, eval_ds: Iterable[Any], eval_step_fn: Callable[..., Any]) -> dict[str, float]:
     sums: Any = None

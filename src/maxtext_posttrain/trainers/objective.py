@@ -150,6 +150,11 @@ class Objective(abc.ABC):
     """
     del model, frozen, config, maxtext
 
+  def describe_start(self, config: Any) -> str:
+    """The weights that a run has after `start`, in words."""
+    del config
+    return "fresh weights"
+
   def evaluation_metrics(self, loss: float) -> dict[str, float]:
     """What an evaluation shows beside its mean loss and the means."""
     del loss

@@ -96,7 +96,7 @@ def _restored(session: Session) -> str:
     return f"weights, from {mt.load_parameters_path}"
   if mt.load_full_state_path:
     return f"everything, from {mt.load_full_state_path}"
-  return "nothing: fresh weights"
+  return f"nothing: {session.objective.describe_start(session.config)}"
 
 
 def print_end(session: Session, reporter: Reporter, *, done: int, exhausted: bool, stopped: bool) -> None:

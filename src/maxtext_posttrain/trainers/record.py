@@ -174,4 +174,4 @@ def _facts(session: Session, completed: int) -> dict[str, str]:
 
 def _source(session: Session) -> str:
   mt = session.maxtext
-  return mt.load_parameters_path or mt.load_full_state_path or "fresh weights"
+  return mt.load_parameters_path or mt.load_full_state_path or session.objective.describe_start(session.config)

@@ -13,10 +13,12 @@ import yaml
 from maxtext_posttrain.commands import TOOLS, TRAINERS
 from maxtext_posttrain.config.schema import Schema
 from tests.conftest import REPOSITORY
-from tests.support.documents import PAGES, code_spans, links, name_of, prose, table_rows
+from tests.support.documents import PAGES, blocks, code_spans, links, name_of, prose, table_rows
 
 DOCS = REPOSITORY / "docs"
 PACKAGE = REPOSITORY / "src" / "maxtext_posttrain"
+COLUMNS = 99
+"""Characters of code in the site's column on a screen 1280 pixels wide."""
 IDS = [name_of(page) for page in PAGES]
 
 NOT_KEYS = frozenset(
@@ -163,6 +165,15 @@ def test_messages_are_the_codes_own():
   assert len(messages) > 40
   missing = [m for m in messages if not re.search(".{0,40}?".join(map(re.escape, re.split(r"\s*…\s*", m))), texts())]
   assert not missing, missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_code_fits_a_page(page: Path):
+  """What is wider is cut at the right edge of the site's column until scrolled to; the formatter lays Python."""
+  for language in ("sh", "text", "yaml", ""):
+    for block in blocks(page, language):
+      wide = [line for line in block.splitlines() if len(line) > COLUMNS]
+      assert not wide, wide
 
 
 def test_every_trainer_and_tool_is_written_about():

@@ -41,6 +41,16 @@ def test_every_key_and_command_is_there(site: Path):
   assert "RowDataset" in (site / "api" / "data.html").read_text(encoding="utf-8")
 
 
+def test_what_has_no_page_is_named_by_its_path(site: Path):
+  home = (site / "index.html").read_text(encoding="utf-8")
+  assert "see <code>LICENSE</code>" in home
+  assert "<code>notebooks/sft.ipynb</code>" in home
+
+
+def test_names_in_tables_break_between_their_words(site: Path):
+  assert "<code>nonfinite_<wbr>gradients=<wbr>skip</code>" in (site / "sft.html").read_text(encoding="utf-8")
+
+
 def test_nothing_is_left_to_be_filled_in(site: Path):
   for page in site.rglob("*.html"):
     assert "<!-- generated" not in page.read_text(encoding="utf-8"), page

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from maxtext_posttrain.commands import TRAINERS
 from maxtext_posttrain.report.charts import plots, thin
 from maxtext_posttrain.report.figures import duration, figure_table, readable_bytes
 from maxtext_posttrain.report.next_commands import next_commands
@@ -175,6 +176,42 @@ def test_values_that_are_no_numbers_leave_gaps(tmp_path: Path):
   json.dumps(panel, allow_nan=False)
 
 
+def test_a_colour_means_the_same_in_each_panel(tmp_path: Path):
+  held_out = [{"kind": "eval", "step": 0, "margin": 0.0, "accuracy": 0.5}]
+  trained = [{"kind": "train", "step": 1, "margin": 1.0, "loss": 2.0}]
+  panels = plots([RunFolder.read(make_run(tmp_path / "a", metrics=held_out + trained))], ["a"])
+  shown = {panel["title"]: {trace["name"]: trace["series"] for trace in panel["traces"]} for panel in panels}
+  assert shown == {"Loss": {"training": 0}, "margin": {"training": 0, "held out": 1}, "accuracy": {"held out": 1}}
+
+
+def test_a_loss_is_said_to_be_the_mean_that_its_trainer_takes(tmp_path: Path):
+  def unit(*trainers: str) -> str:
+    runs = [RunFolder.read(make_run(tmp_path / trainer)) for trainer in trainers]
+    for run, trainer in zip(runs, trainers, strict=True):
+      assert run.record is not None
+      run.record.trainer = trainer
+    return plots(runs, trainers)[0]["unit"]
+
+  assert {trainer: unit(trainer) for trainer in TRAINERS} == {
+    "sft": "nats per trained token",
+    "dpo": "mean over pairs",
+    "distill": "mean over trained tokens",
+    "grpo": "of the objective",
+  }
+  assert unit("sft", "dpo") == ""
+
+
+def test_prompts_have_no_trained_tokens_and_no_padding(tmp_path: Path):
+  run = RunFolder.read(make_run(tmp_path / "a"))
+  assert "of them trained" in Page(render([run], AVAILABLE)).text
+  assert run.record is not None
+  run.record.data["training"].trained_tokens = 0
+  text = Page(render([run], AVAILABLE)).text
+  assert "Rows read" in text
+  assert "of them trained" not in text
+  assert "Padding" not in text
+
+
 def test_a_long_curve_keeps_its_spikes():
   values: list[float | None] = [1.0] * 100_000
   values[77_777], values[12_345] = 99.0, -5.0
@@ -201,6 +238,13 @@ def test_figures_by_hand(tmp_path: Path):
     "25 h 1 min",
   ]
   assert [readable_bytes(size) for size in (1023, 1024, 3 << 40)] == ["1023 B", "1.0 KiB", "3.0 TiB"]
+
+
+def test_a_loss_near_zero_is_told(tmp_path: Path):
+  metrics = [{"kind": "train", "step": 1, "loss": 3.494665725156665e-05}, {"kind": "eval", "step": 1, "loss": 0.0}]
+  rows = dict(figure_table([RunFolder.read(make_run(tmp_path / "a", metrics=metrics))]))
+  assert rows["Training loss at last"] == ["3.495e-05"]
+  assert rows["Held-out loss at last"] == ["0.0000 at step 1"]
 
 
 def test_commands_to_go_on(tmp_path: Path):
