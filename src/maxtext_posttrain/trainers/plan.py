@@ -104,7 +104,7 @@ def print_end(session: Session, reporter: Reporter, *, done: int, exhausted: boo
   mt = session.maxtext
   why = "stopped by a signal" if stopped else "its epochs are done" if exhausted else "all steps done"
   last = reporter.last.get("train", {})
-  loss = f", loss {last['loss']:.4f}" if last else ""
+  loss = f", loss {last['loss']:.4g}" if last else ""
   print(f"{session.objective.name} ended at step {done} of {mt.steps} ({why}){loss}", flush=True)
   if not (checkpointing_enabled(session.config) and mt.enable_checkpointing):
     return
