@@ -94,7 +94,7 @@ class Distillation(Objective):
     else:
       others |= {key: batch[key] for key in (TEACHER_IDS, TEACHER_LOG_PROBS)}
     part = _Part(config, maxtext, weights["alpha"], weights["temperature"], project, evaluate=not is_train)
-    loss_sum, means = outputs.weighed_sums(maxtext, model, batch, others, part, is_train=is_train)
+    loss_sum, means = outputs.logit_sums(maxtext, model, batch, others, part, is_train=is_train)
     features = maxtext_api.pop_attention_outputs(model)
     balance = maxtext_api.pop_load_balance_loss(model)
     if config.distill_beta > 0:
