@@ -72,7 +72,9 @@ class Distillation(Objective):
       )
     return {TEACHER: teacher}
 
-  def start(self, model: nnx.Module, frozen: Mapping[str, nnx.Module], config: Config, maxtext: MaxTextConfig) -> None:
+  def init_weights(
+    self, model: nnx.Module, frozen: Mapping[str, nnx.Module], config: Config, maxtext: MaxTextConfig
+  ) -> None:
     """Gives a fresh student the teacher's layers, where `student_init_from_teacher_layers` asks for it."""
     layers = config.student_init_from_teacher_layers
     if layers is not None and TEACHER in frozen:
