@@ -35,31 +35,12 @@ def write_chats(questions: Path, chats: Path) -> None:
 
 def write_tokenizer(questions: Path, folder: Path) -> None:
   """Trains a byte-level BPE of `VOCAB_SIZE` on `questions` and writes it as a HuggingFace folder with ChatML."""
-  from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+  from maxtext_posttrain.tokenizers.own import train_byte_bpe, write_tokenizer_folder
 
-  special = [_PAD, _BOS, _EOS, _START, _END]
-  tokenizer = Tokenizer(models.BPE())
-  tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-  tokenizer.decoder = decoders.ByteLevel()
-  trainer = trainers.BpeTrainer(
-    vocab_size=VOCAB_SIZE,
-    special_tokens=special,
-    initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-    show_progress=False,
-  )
   texts = (text for row in _rows(questions) for text in (row["question"], row["answer"]))
-  tokenizer.train_from_iterator(texts, trainer)
-  folder.mkdir(parents=True)
-  tokenizer.save(str(folder / "tokenizer.json"))
-  config = {
-    "tokenizer_class": "PreTrainedTokenizerFast",
-    "bos_token": _BOS,
-    "eos_token": _EOS,
-    "pad_token": _PAD,
-    "chat_template": _CHAT_TEMPLATE,
-    "clean_up_tokenization_spaces": False,
-  }
-  (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+  tokenizer = train_byte_bpe(texts, vocab_size=VOCAB_SIZE, special_tokens=[_PAD, _BOS, _EOS, _START, _END])
+  names = {"bos_token": _BOS, "eos_token": _EOS, "pad_token": _PAD}
+  write_tokenizer_folder(tokenizer, folder, {**names, "chat_template": _CHAT_TEMPLATE})
 
 
 def _rows(path: Path) -> Iterator[dict[str, str]]:

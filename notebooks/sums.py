@@ -34,20 +34,11 @@ def write_tokenizer(folder: Path) -> Path:
   """
   from tokenizers import Tokenizer, models, pre_tokenizers
 
+  from maxtext_posttrain.tokenizers.own import write_tokenizer_folder
+
   vocabulary = {word: index for index, word in enumerate((*_SPECIAL, *_WORDS))}
   tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
   tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
   tokenizer.add_special_tokens(list(_SPECIAL))
-  folder.mkdir(parents=True, exist_ok=True)
-  tokenizer.save(str(folder / "tokenizer.json"))
-  config = {
-    "tokenizer_class": "PreTrainedTokenizerFast",
-    "pad_token": "<pad>",
-    "unk_token": "<unk>",
-    "bos_token": "<bos>",
-    "eos_token": "<eos>",
-    "chat_template": _TEMPLATE,
-    "clean_up_tokenization_spaces": False,
-  }
-  (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-  return folder
+  names = {"pad_token": "<pad>", "unk_token": "<unk>", "bos_token": "<bos>", "eos_token": "<eos>"}
+  return write_tokenizer_folder(tokenizer, folder, {**names, "chat_template": _TEMPLATE})

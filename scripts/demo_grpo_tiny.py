@@ -16,7 +16,6 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from maxtext_posttrain.report import read_metrics
 
@@ -59,31 +58,11 @@ def main() -> None:
 
 def write_tokenizer(texts: Sequence[str], folder: Path) -> None:
   """Trains a byte-level BPE, in which digits stand alone, and writes it as a HuggingFace folder with a template."""
-  from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+  from maxtext_posttrain.tokenizers.own import train_byte_bpe, write_tokenizer_folder
 
-  tokenizer = Tokenizer(models.BPE())
-  # tokenizers declares what it builds on too narrowly.
-  digits: Any = pre_tokenizers.Digits(individual_digits=True)
-  tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
-  tokenizer.decoder = decoders.ByteLevel()
-  trainer = trainers.BpeTrainer(
-    vocab_size=_VOCABULARY,
-    special_tokens=["<pad>", "<bos>", "<eos>"],
-    initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-    show_progress=False,
-  )
-  tokenizer.train_from_iterator(texts, trainer)
-  folder.mkdir(parents=True, exist_ok=True)
-  tokenizer.save(str(folder / "tokenizer.json"))
-  config = {
-    "tokenizer_class": "PreTrainedTokenizerFast",
-    "pad_token": "<pad>",
-    "bos_token": "<bos>",
-    "eos_token": "<eos>",
-    "chat_template": _TEMPLATE,
-    "clean_up_tokenization_spaces": False,
-  }
-  (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+  names = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>"}
+  tokenizer = train_byte_bpe(texts, vocab_size=_VOCABULARY, special_tokens=list(names.values()), single_digits=True)
+  write_tokenizer_folder(tokenizer, folder, {**names, "chat_template": _TEMPLATE})
 
 
 def write_demonstrations(path: Path) -> None:

@@ -137,7 +137,7 @@ def expected_first_step(room: Room) -> dict[str, float]:
       for each in (student_config, teacher_config)
     )
     nnx.update(teacher, nnx.state(room.teacher.trainer.model, nnx.Param))
-    Distillation().start(student, {"teacher": teacher}, config, student_config)
+    Distillation().init_weights(student, {"teacher": teacher}, config, student_config)
     assert_starts_as_layers(by_path(student), by_path(teacher), [0, 2])
     batches = Distillation().prepare_data(config).train.dataset(batch_size=2).iterator()
     for _ in range(2):

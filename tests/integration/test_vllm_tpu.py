@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from maxtext_posttrain import maxtext_api
+from maxtext_posttrain import maxtext_decoding
 from maxtext_posttrain.errors import GenerationError
 from maxtext_posttrain.rollout.vllm_settings import VllmSettings
 from maxtext_posttrain.rollout.vllm_tpu import TpuVllmEngine
@@ -85,7 +85,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
 @pytest.fixture
 def state(tiny: TinyModel) -> nnx.State:
   """Of vLLM's model: layers apart, zeros."""
-  apart = maxtext_api.decoding_model(maxtext_api.inference_config(tiny.config, "tpu"), tiny.mesh)
+  apart = maxtext_decoding.decoding_model(maxtext_decoding.inference_config(tiny.config, "tpu"), tiny.mesh)
   sharding = jax.sharding.NamedSharding(tiny.mesh, jax.sharding.PartitionSpec())
   return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype, device=sharding), model_weights(apart))
 

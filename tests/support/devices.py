@@ -77,23 +77,12 @@ _FILES = {"distill": "distillation"}
 
 def write_room(folder: Path) -> Path:
   """Writes a tokenizer, a reward function and a configuration for each trainer; returns the folder."""
-  from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+  from maxtext_posttrain.tokenizers.own import train_byte_bpe, write_tokenizer_folder
 
-  tokenizer = Tokenizer(models.BPE())
-  tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-  tokenizer.decoder = decoders.ByteLevel()
-  trainer = trainers.BpeTrainer(
-    vocab_size=VOCABULARY,
-    special_tokens=["<pad>", "<bos>", "<eos>"],
-    initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-    show_progress=False,
-  )
+  names = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>"}
   texts = [path.read_text(encoding="utf-8") for path in sorted(DATA.glob("*.jsonl"))]
-  tokenizer.train_from_iterator(texts, trainer)
-  (folder / "tokenizer").mkdir(parents=True)
-  tokenizer.save(str(folder / "tokenizer" / "tokenizer.json"))
-  tokens = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>", "chat_template": _TEMPLATE}
-  (folder / "tokenizer" / "tokenizer_config.json").write_text(json.dumps(tokens), encoding="utf-8")
+  tokenizer = train_byte_bpe(texts, vocab_size=VOCABULARY, special_tokens=list(names.values()))
+  write_tokenizer_folder(tokenizer, folder / "tokenizer", {**names, "chat_template": _TEMPLATE})
   (folder / "mine.py").write_text(REWARD, encoding="utf-8")
   for name, own in _TRAINERS.items():
     text = _COMMON.format(trainer=_FILES.get(name, name), vocabulary=VOCABULARY, folder=folder)

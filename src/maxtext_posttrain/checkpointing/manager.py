@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,11 +18,11 @@ from orbax.checkpoint import v1 as ocp
 from tunix.sft import checkpoint_manager as tunix_checkpoint_manager
 
 from maxtext_posttrain import maxtext_api
-from maxtext_posttrain.checkpointing import layout, optimizer_layout, reader
+from maxtext_posttrain.checkpointing import layout, reader
 from maxtext_posttrain.checkpointing.data_position import DATA_POSITION, DataPosition, PositionedIterator
 from maxtext_posttrain.checkpointing.metadata import DamagedCheckpointError, describe_checkpoint, reason, step_root
-from maxtext_posttrain.checkpointing.paths import ADAPTER_CHILD
 from maxtext_posttrain.checkpointing.storage import StorageOptions
+from maxtext_posttrain.checkpointing.target import PlainTarget, Target, live_target, without_base
 from maxtext_posttrain.errors import CheckpointError
 from maxtext_posttrain.lora.record import LORA, AdapterRecord, refuse_adapter
 
@@ -31,28 +30,6 @@ logger = logging.getLogger(__name__)
 
 _WRAPPERS_KEY = "optimizer_wrappers"
 _AFTER_FAILED_SAVE = "make room there and run again: it goes on from the newest checkpoint"
-
-
-class Target(Protocol):
-  """What pre-training would build: see `maxtext_api.PretrainingState`."""
-
-  @property
-  def state(self) -> nnx.State:
-    """Abstract state of the bare `TrainStateNNX`."""
-    ...
-
-  @property
-  def opt_state(self) -> Any:
-    """The optimizer's part with optax's own types."""
-    ...
-
-
-@dataclasses.dataclass(frozen=True)
-class _LiveTarget:
-  """A target taken from the live state, where no configuration says what pre-training would build."""
-
-  state: nnx.State
-  opt_state: Any
 
 
 class MaxTextLayoutCheckpointManager(tunix_checkpoint_manager.CheckpointManager):
@@ -369,13 +346,13 @@ class MaxTextLayoutCheckpointManager(tunix_checkpoint_manager.CheckpointManager)
   def _plan(self, model: nnx.Module, optimizer: nnx.Optimizer | None) -> tuple[nnx.State, layout.LayoutPlan, Target]:
     live = nnx.state(maxtext_api.TrainStateNNX(model, optimizer), nnx.Not(nnx.Any(nnx.Cache, nnx.Intermediate)))
     if self._adapter is not None:
-      live = _without_base(live)
+      live = without_base(live)
     live_opt_state = None if optimizer is None else nnx.as_pure(optimizer.opt_state)
     target = self._target or live_target(model, live, live_opt_state)
     if self._adapter is not None:
-      target = _LiveTarget(_without_base(target.state), target.opt_state)
+      target = PlainTarget(without_base(target.state), target.opt_state)
     if optimizer is None:
-      target = _LiveTarget(nnx.State({"model": target.state["model"]}), None)
+      target = PlainTarget(nnx.State({"model": target.state["model"]}), None)
     return live, layout.plan_layout(live, live_opt_state, target.state, target.opt_state), target
 
   def _metadata_from_config(self) -> dict[str, Any]:
@@ -407,28 +384,6 @@ def _release(leaves: Sequence[Any]) -> None:
   for leaf in leaves:
     if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.ndim:
       leaf.delete()
-
-
-def _without_base(state: nnx.State) -> nnx.State:
-  """A train state without the frozen parameters of its model."""
-  kept = nnx.filter_state(state["model"], nnx.Any(nnx.LoRAParam, nnx.Not(nnx.Param)))
-  return nnx.State({**state, "model": kept})
-
-
-def live_target(model: nnx.Module, live: nnx.State, live_opt_state: Any) -> Target:
-  """The layout taken from the live state: the adapter told by its class, the optimizer's wrappers by their types."""
-  depth = 0
-  while maxtext_api.is_tunix_adapter(model):
-    model, depth = getattr(model, ADAPTER_CHILD), depth + 1
-  bare = layout.strip_adapter(live, depth)
-  if live_opt_state is None:
-    return _LiveTarget(bare, None)
-  opt_state = optimizer_layout.strip_wrappers(live_opt_state)
-  if depth:
-    opt_state = optimizer_layout.strip_adapter_from_optimizer(opt_state, depth)
-  step = live["optimizer"]["step"]
-  optimizer = nnx.State({"step": step, "opt_state": optimizer_layout.as_nested_state(opt_state)})
-  return _LiveTarget(nnx.State({"model": bare["model"], "optimizer": optimizer}), opt_state)
 
 
 def checkpointing_enabled(config: Any) -> bool:

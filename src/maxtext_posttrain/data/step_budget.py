@@ -59,11 +59,6 @@ class StepBudgetedIterator[T](Iterator[T]):
     self._stop = stop
     self._finite = getattr(source, "total_batches", None) is not None if finite is None else finite
 
-  @property
-  def remaining(self) -> int:
-    """Batches that may still be pulled."""
-    return self.budget - self.pulled
-
   def allow_more(self, batches: int) -> None:
     """Extends the budget by batches that must be replaced, for example those of an update that was skipped."""
     if batches < 0:

@@ -117,12 +117,6 @@ def parse_number(text: str) -> Fraction | None:
   return _value(match)
 
 
-def same_answer(solution: str, reference: str) -> bool:
-  """Whether two solutions end with the same number; never where one ends with none."""
-  found, wanted = find_answer(solution), find_answer(reference)
-  return found is not None and wanted is not None and found.value == wanted.value
-
-
 def _after_hashes(solution: str) -> tuple[int, Answer | None]:
   """Where the last `####` stands that a number follows on its line, and the number; (-1, None) without one."""
   for marker in reversed(list(_MARKER.finditer(solution))):

@@ -20,7 +20,6 @@ from maxtext_posttrain.files import write_atomically
 from maxtext_posttrain.models.source import ModelSource
 
 GREEDY = "greedy"
-SAMPLED = "sampled"
 
 
 @dataclasses.dataclass(frozen=True)

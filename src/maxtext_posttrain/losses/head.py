@@ -22,6 +22,12 @@ import jax.numpy as jnp
 Project = Callable[[Any, jax.Array], jax.Array]
 """(weights, hidden [..., emb]) to logits [..., vocab]; pure, each position by itself."""
 
+Sums = tuple[jax.Array, Any]
+"""A loss, a float32 scalar, and a pytree of other such scalars, each summed over positions."""
+
+Gradients = tuple[Any, jax.Array]
+"""Of the head's weights, a pytree, and of hidden [batch, positions, emb]."""
+
 
 class TokenOutputs(NamedTuple):
   """Of each position; 0 and False where the mask is.
@@ -107,7 +113,7 @@ def token_outputs(
     of_target = rows.take(cotangents.log_probs)
     of_all = rows.take(cotangents.log_z) - of_target
 
-    def body(index: jax.Array, gradients: tuple[Any, jax.Array]) -> tuple[Any, jax.Array]:
+    def body(index: jax.Array, gradients: Gradients) -> Gradients:
       logits, pull = jax.vjp(project, weights, rows.part(ordered, index))
       of_logits = _logit_gradients(
         logits, *(rows.part(values, index) for values in (ordered_targets, ordered_log_z, of_target, of_all))
@@ -135,56 +141,36 @@ def nll_sum(
   Arguments as of `token_outputs`. Where it is differentiated, the forward pass makes the gradients too.
   """
 
-  def part_of(logits: jax.Array, targets: jax.Array, counts: jax.Array) -> tuple[jax.Array, jax.Array]:
+  def loss_of(logits: jax.Array, targets: jax.Array, counts: jax.Array) -> tuple[jax.Array, jax.Array]:
     log_probs, log_z, *_ = logit_outputs(logits, targets)
     losses = z_loss_multiplier * jnp.square(log_z) - log_probs
     return jnp.sum(jnp.where(counts, losses, 0.0)), log_z
 
-  @jax.custom_vjp
-  def loss(weights: Any, hidden: jax.Array, targets: jax.Array, mask: jax.Array) -> jax.Array:
-    rows = _Compacted.of(mask, chunk)
-    ordered, ordered_targets, counts = rows.take(hidden), rows.take(targets), rows.counts()
+  def value(weights: Any, hidden: jax.Array, targets: jax.Array, counts: jax.Array) -> Sums:
+    return loss_of(project(weights, hidden), targets, counts)[0], ()
 
-    def body(index: jax.Array, total: jax.Array) -> jax.Array:
-      logits = project(weights, rows.part(ordered, index))
-      return total + part_of(logits, rows.part(ordered_targets, index), rows.part(counts, index))[0]
+  def value_and_gradients(
+    weights: Any, hidden: jax.Array, targets: jax.Array, counts: jax.Array
+  ) -> tuple[Sums, Gradients]:
+    logits, pull = jax.vjp(project, weights, hidden)
+    loss, log_z = loss_of(logits, targets, counts)
+    ones = counts.astype(jnp.float32)
+    of_all = ones * (1.0 + 2.0 * z_loss_multiplier * log_z)
+    return (loss, ()), pull(_logit_gradients(logits, targets, log_z, -ones, of_all))
 
-    return rows.loop(body, jnp.float32(0.0))
-
-  def forward(weights: Any, hidden: jax.Array, targets: jax.Array, mask: jax.Array) -> tuple[jax.Array, Any]:
-    rows = _Compacted.of(mask, chunk)
-    ordered, ordered_targets, counts = rows.take(hidden), rows.take(targets), rows.counts()
-
-    def body(index: jax.Array, carry: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
-      total, gradients = carry
-      logits, pull = jax.vjp(project, weights, rows.part(ordered, index))
-      some_targets, some_counts = rows.part(ordered_targets, index), rows.part(counts, index)
-      part, log_z = part_of(logits, some_targets, some_counts)
-      ones = some_counts.astype(jnp.float32)
-      of_all = ones * (1.0 + 2.0 * z_loss_multiplier * log_z)
-      of_logits = _logit_gradients(logits, some_targets, log_z, -ones, of_all)
-      return total + part, _accumulate(rows, index, gradients, pull(of_logits))
-
-    total, gradients = rows.loop(body, (jnp.float32(0.0), _zero_gradients(weights, ordered)))
-    return total, _finish(rows, weights, hidden, gradients)
-
-  def backward(gradients: tuple[Any, jax.Array], cotangent: jax.Array) -> tuple[Any, jax.Array, None, None]:
-    return *jax.tree.map(lambda gradient: (cotangent * gradient).astype(gradient.dtype), gradients), None, None
-
-  loss.defvjp(forward, backward)
-  return loss(weights, hidden, targets, mask)
+  return _sum_chunks(value, value_and_gradients, weights, hidden, targets, mask, chunk=chunk)[0]
 
 
-def weighed_sums(
+def logit_sums(
   project: Project,
   weights: Any,
   hidden: jax.Array,
   others: Any,
   mask: jax.Array,
-  part: Callable[[jax.Array, Any, jax.Array], tuple[jax.Array, Any]],
+  part: Callable[[jax.Array, Any, jax.Array], Sums],
   *,
   chunk: int,
-) -> tuple[jax.Array, Any]:
+) -> Sums:
   """The sums over chunks of what `part` says of their logits; where the first is differentiated, the forward pass
   makes the gradients too.
 
@@ -194,7 +180,7 @@ def weighed_sums(
     project: as of `token_outputs`.
     weights: the same.
     hidden: [batch, seq, emb].
-    others: pytree of arrays [batch, seq, ...] that `part` reads too.
+    others: pytree of arrays [batch, seq, ...] that `part` reads too; not differentiated.
     mask: [batch, seq] bool, the positions that count.
     part: (logits [batch, chunk, vocab], chunk of `others`, mask [batch, chunk]) to (float32 scalar, pytree of such); it
       leaves out what its mask does. What it closes over is not differentiated.
@@ -204,51 +190,76 @@ def weighed_sums(
     The sum that is differentiated, in weights and hidden, and those that are not.
   """
 
-  def parts(rows: _Compacted) -> Callable[[Any, jax.Array, jax.Array], tuple[jax.Array, Any]]:
-    ordered, counts = jax.tree.map(rows.take, others), rows.counts()
+  def value(weights: Any, hidden: jax.Array, others: Any, counts: jax.Array) -> Sums:
+    return part(project(weights, hidden), others, counts)
 
-    def of_chunk(weights: Any, hidden: jax.Array, index: jax.Array) -> tuple[jax.Array, Any]:
-      some = jax.tree.map(lambda values: rows.part(values, index), ordered)
-      return part(project(weights, hidden), some, rows.part(counts, index))
+  def value_and_gradients(weights: Any, hidden: jax.Array, others: Any, counts: jax.Array) -> tuple[Sums, Gradients]:
+    loss, pull, more = jax.vjp(
+      lambda weights, hidden: value(weights, hidden, others, counts), weights, hidden, has_aux=True
+    )
+    return (loss, more), pull(jnp.ones_like(loss))
 
-    return of_chunk
+  return _sum_chunks(value, value_and_gradients, weights, hidden, others, mask, chunk=chunk)
 
-  def zeros(rows: _Compacted, ordered: jax.Array) -> Any:
-    shapes = jax.eval_shape(parts(rows), weights, rows.part(ordered, jnp.int32(0)), jnp.int32(0))
+
+def _sum_chunks(
+  value: Callable[[Any, jax.Array, Any, jax.Array], Sums],
+  value_and_gradients: Callable[[Any, jax.Array, Any, jax.Array], tuple[Sums, Gradients]],
+  weights: Any,
+  hidden: jax.Array,
+  others: Any,
+  mask: jax.Array,
+  *,
+  chunk: int,
+) -> Sums:
+  """The sums over chunks of `value`, whose first has the gradients that `value_and_gradients` says.
+
+  Args:
+    value: (weights, hidden [batch, chunk, emb], chunk of `others`, [batch, chunk] bool, which positions count) to sums.
+    value_and_gradients: the same, with the gradients of the first sum in weights and hidden beside it.
+    weights: pytree of float arrays.
+    hidden: [batch, seq, emb].
+    others: pytree of arrays [batch, seq, ...].
+    mask: [batch, seq] bool.
+    chunk: positions of each row at a time.
+  """
+
+  def ordered_rows(hidden: jax.Array, others: Any, mask: jax.Array) -> tuple[_Compacted, Any]:
+    rows = _Compacted.of(mask, chunk)
+    return rows, (rows.take(hidden), jax.tree.map(rows.take, others), rows.counts())
+
+  def parts(rows: _Compacted, ordered: Any, index: jax.Array) -> Any:
+    return jax.tree.map(lambda values: rows.part(values, index), ordered)
+
+  def zeros(weights: Any, rows: _Compacted, ordered: Any) -> Sums:
+    shapes = jax.eval_shape(value, weights, *parts(rows, ordered, jnp.int32(0)))
     return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 
   @jax.custom_vjp
-  def sums(weights: Any, hidden: jax.Array) -> tuple[jax.Array, Any]:
-    rows = _Compacted.of(mask, chunk)
-    ordered, of_chunk = rows.take(hidden), parts(rows)
+  def sums(weights: Any, hidden: jax.Array, others: Any, mask: jax.Array) -> Sums:
+    rows, ordered = ordered_rows(hidden, others, mask)
 
-    def body(index: jax.Array, totals: Any) -> Any:
-      return jax.tree.map(jnp.add, totals, of_chunk(weights, rows.part(ordered, index), index))
+    def body(index: jax.Array, totals: Sums) -> Sums:
+      return jax.tree.map(jnp.add, totals, value(weights, *parts(rows, ordered, index)))
 
-    return rows.loop(body, zeros(rows, ordered))
+    return rows.loop(body, zeros(weights, rows, ordered))
 
-  def forward(weights: Any, hidden: jax.Array) -> tuple[tuple[jax.Array, Any], Any]:
-    rows = _Compacted.of(mask, chunk)
-    ordered, of_chunk = rows.take(hidden), parts(rows)
+  def forward(weights: Any, hidden: jax.Array, others: Any, mask: jax.Array) -> tuple[Sums, Gradients]:
+    rows, ordered = ordered_rows(hidden, others, mask)
 
-    def body(index: jax.Array, carry: tuple[Any, Any]) -> tuple[Any, Any]:
+    def body(index: jax.Array, carry: tuple[Sums, Gradients]) -> tuple[Sums, Gradients]:
       totals, gradients = carry
+      more, of_chunk = value_and_gradients(weights, *parts(rows, ordered, index))
+      return jax.tree.map(jnp.add, totals, more), _accumulate(rows, index, gradients, of_chunk)
 
-      def of_here(weights: Any, hidden: jax.Array) -> tuple[jax.Array, Any]:
-        return of_chunk(weights, hidden, index)
-
-      loss, pull, more = jax.vjp(of_here, weights, rows.part(ordered, index), has_aux=True)
-      gradients = _accumulate(rows, index, gradients, pull(jnp.ones_like(loss)))
-      return jax.tree.map(jnp.add, totals, (loss, more)), gradients
-
-    totals, gradients = rows.loop(body, (zeros(rows, ordered), _zero_gradients(weights, ordered)))
+    totals, gradients = rows.loop(body, (zeros(weights, rows, ordered), _zero_gradients(weights, ordered[0])))
     return totals, _finish(rows, weights, hidden, gradients)
 
-  def backward(gradients: tuple[Any, jax.Array], cotangents: tuple[jax.Array, Any]) -> tuple[Any, jax.Array]:
-    return jax.tree.map(lambda gradient: (cotangents[0] * gradient).astype(gradient.dtype), gradients)
+  def backward(gradients: Gradients, cotangents: Sums) -> tuple[Any, jax.Array, None, None]:
+    return *jax.tree.map(lambda gradient: (cotangents[0] * gradient).astype(gradient.dtype), gradients), None, None
 
   sums.defvjp(forward, backward)
-  return sums(weights, hidden)
+  return sums(weights, hidden, others, mask)
 
 
 def _is_target(logits: jax.Array, targets: jax.Array) -> jax.Array:
@@ -264,21 +275,17 @@ def _logit_gradients(
   return jnp.where(_is_target(logits, targets), gradients + of_target[..., None], gradients).astype(logits.dtype)
 
 
-def _zero_gradients(weights: Any, ordered: jax.Array) -> tuple[Any, jax.Array]:
+def _zero_gradients(weights: Any, ordered: jax.Array) -> Gradients:
   """The sums over chunks start here: the weights' in float32, the hidden states' in their own dtype."""
   return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), weights), jnp.zeros_like(ordered)
 
 
-def _accumulate(
-  rows: _Compacted, index: jax.Array, gradients: tuple[Any, jax.Array], part: tuple[Any, jax.Array]
-) -> tuple[Any, jax.Array]:
+def _accumulate(rows: _Compacted, index: jax.Array, gradients: Gradients, part: Gradients) -> Gradients:
   weights = jax.tree.map(lambda total, more: total + more.astype(jnp.float32), gradients[0], part[0])
   return weights, rows.put(index, gradients[1], part[1])
 
 
-def _finish(
-  rows: _Compacted, weights: Any, hidden: jax.Array, gradients: tuple[Any, jax.Array]
-) -> tuple[Any, jax.Array]:
+def _finish(rows: _Compacted, weights: Any, hidden: jax.Array, gradients: Gradients) -> Gradients:
   of_weights = jax.tree.map(lambda gradient, leaf: gradient.astype(leaf.dtype), gradients[0], weights)
   return of_weights, rows.give_back(gradients[1]).astype(hidden.dtype)
 

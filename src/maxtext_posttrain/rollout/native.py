@@ -18,7 +18,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from maxtext_posttrain import maxtext_api
+from maxtext_posttrain import maxtext_api, maxtext_decoding
 from maxtext_posttrain.errors import GenerationError
 from maxtext_posttrain.losses.sft import token_log_probs
 from maxtext_posttrain.maxtext_api import MaxTextConfig
@@ -74,9 +74,9 @@ class NativeEngine:
     self.max_batch = max_batch
     self.vocab_size = config.vocab_size
     self._mesh = mesh
-    self._config = maxtext_api.inference_config(config, mesh.devices.flat[0].platform)
+    self._config = maxtext_decoding.inference_config(config, mesh.devices.flat[0].platform)
     self._model = model
-    decoder = maxtext_api.decoding_model(self._config, mesh)
+    decoder = maxtext_decoding.decoding_model(self._config, mesh)
     self._weights = model_weights(decoder)
     self._graphdef, self._drawn, _ = nnx.split(decoder, nnx.RngState, ...)
     self._split_layers = LayerSplitter(model_weights(model), self._weights, config.param_scan_axis)
@@ -169,7 +169,7 @@ class NativeEngine:
     apart = self._split_layers(weights)
     variables = nnx.map_state(lambda path, variable: variable.replace(apart[tuple(path)]), self._weights)
     model = nnx.merge(self._graphdef, drawn, variables, copy=True)
-    maxtext_api.prefill(model, wave.prompts, wave.lengths, new_tokens=room)
+    maxtext_decoding.prefill(model, wave.prompts, wave.lengths, new_tokens=room)
     graphdef, caches, rest = nnx.split(model, nnx.Cache, ...)
     # Else XLA keeps the prompts' keys and values as the layers made them, and transposes them again for each token.
     caches = jax.lax.optimization_barrier(caches)
@@ -177,7 +177,7 @@ class NativeEngine:
 
     def step(state: _State) -> _State:
       model = nnx.merge(graphdef, state.caches, rest, copy=True)
-      logits = maxtext_api.decode(model, state.last, wave.lengths, state.step)
+      logits = maxtext_decoding.decode(model, state.last, wave.lengths, state.step)
       token = sampling.choose(
         logits,
         draws[state.step],

@@ -14,7 +14,7 @@ import jax
 from flax import nnx, traverse_util
 from jax.sharding import Mesh
 
-from maxtext_posttrain import maxtext_api
+from maxtext_posttrain import maxtext_decoding
 from maxtext_posttrain.errors import GenerationError
 from maxtext_posttrain.maxtext_api import MaxTextConfig
 from maxtext_posttrain.models.architecture import Architecture
@@ -76,7 +76,7 @@ class TpuVllmEngine(VllmEngine):
   def _take(self, weights: nnx.State) -> None:
     given = weights_of(weights)
     if self._split is None:
-      apart = maxtext_api.decoding_model(maxtext_api.inference_config(self._config, "tpu"), self._mesh)
+      apart = maxtext_decoding.decoding_model(maxtext_decoding.inference_config(self._config, "tpu"), self._mesh)
       self._split = jax.jit(LayerSplitter(given, model_weights(apart), self._config.param_scan_axis))
     self._sampler.load(traverse_util.unflatten_dict(self._split(by_path(given))))
 

@@ -16,7 +16,8 @@ from typing import Any
 import jinja2
 
 from maxtext_posttrain.errors import ChatTemplateError
-from maxtext_posttrain.tokenizers.sandbox import MeteredSandbox, RenderLimits
+from maxtext_posttrain.tokenizers.metering import RenderLimits
+from maxtext_posttrain.tokenizers.sandbox import MeteredSandbox
 from maxtext_posttrain.tokenizers.special_tokens import (
   MarkerClashError,
   Markers,

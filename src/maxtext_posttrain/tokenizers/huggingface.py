@@ -20,10 +20,11 @@ from typing import Any
 from tokenizers import Tokenizer as Backend
 
 from maxtext_posttrain.errors import TokenizerError
-from maxtext_posttrain.tokenizers.base import MISSING, TokenId, Tokenizer, TokenizerOptions, mask_from_offsets
+from maxtext_posttrain.tokenizers.base import MISSING, TokenId, Tokenizer, TokenizerOptions
 from maxtext_posttrain.tokenizers.chat_template import named_templates, one_line
 from maxtext_posttrain.tokenizers.files import ASSET_SCHEME, kind_hint, local_path
 from maxtext_posttrain.tokenizers.special_tokens import RenderedText
+from maxtext_posttrain.tokenizers.token_mask import mask_from_offsets
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 

@@ -15,10 +15,11 @@ import sentencepiece as spm
 from sentencepiece import sentencepiece_model_pb2 as model_pb2
 
 from maxtext_posttrain.errors import TokenizerError
-from maxtext_posttrain.tokenizers.base import MISSING, SegmentingTokenizer, TokenId, TokenizerOptions
+from maxtext_posttrain.tokenizers.base import MISSING, TokenId, TokenizerOptions
 from maxtext_posttrain.tokenizers.chat_template import one_line
 from maxtext_posttrain.tokenizers.files import kind_hint, vocabulary_file
 from maxtext_posttrain.tokenizers.special_tokens import RenderedText, Segment, SpecialTokenMatcher
+from maxtext_posttrain.tokenizers.token_mask import SegmentingTokenizer
 
 _SPACE = "\u2581"
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4

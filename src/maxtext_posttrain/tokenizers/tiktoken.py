@@ -11,9 +11,10 @@ from itertools import groupby
 import tiktoken
 
 from maxtext_posttrain.errors import TokenizerError
-from maxtext_posttrain.tokenizers.base import SegmentingTokenizer, TokenId, TokenizerOptions
+from maxtext_posttrain.tokenizers.base import TokenId, TokenizerOptions
 from maxtext_posttrain.tokenizers.files import kind_hint, vocabulary_file
 from maxtext_posttrain.tokenizers.special_tokens import RenderedText, Segment
+from maxtext_posttrain.tokenizers.token_mask import SegmentingTokenizer
 
 # Contractions, words, up to three digits, punctuation, line ends, white space: Llama 3's rule, part of its vocabulary.
 _PATTERN = "|".join(

@@ -19,6 +19,7 @@ from tunix.sft import peft_trainer, profiler
 
 from maxtext_posttrain import hosts, maxtext_api, maxtext_lora
 from maxtext_posttrain.checkpointing.manager import MaxTextLayoutCheckpointManager, install
+from maxtext_posttrain.config import Config
 from maxtext_posttrain.config.saved import save_config
 from maxtext_posttrain.data import (
   PreparedData,
@@ -59,7 +60,7 @@ Split = Literal["train", "eval"]
 
 def run(
   objective: Objective,
-  config: Any,
+  config: Config,
   *,
   dry_run: bool = False,
   compiles: bool = True,
@@ -141,7 +142,7 @@ class Session:
   def __init__(
     self,
     objective: Objective,
-    config: Any,
+    config: Config,
     *,
     with_weights: bool = True,
     compiles: bool = True,
@@ -388,7 +389,7 @@ class Session:
       )
       frozen = self.load_frozen(self.frozen, completed)
       if not (completed or mt.load_parameters_path or mt.load_full_state_path):
-        self.objective.start(trainer.model, self.frozen.merge(frozen), config, mt)
+        self.objective.init_weights(trainer.model, self.frozen.merge(frozen), config, mt)
       trainer.prepare(
         objective=self.objective,
         steps=self.steps,
@@ -535,7 +536,7 @@ class _EvaluationPass:
 class _Merged:
   """One view of our keys and MaxText's derived ones, for the checkpoint manager."""
 
-  def __init__(self, config: Any, maxtext: MaxTextConfig):
+  def __init__(self, config: Config, maxtext: MaxTextConfig):
     self._config = config
     self._maxtext = maxtext
 

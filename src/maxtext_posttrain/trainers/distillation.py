@@ -72,7 +72,9 @@ class Distillation(Objective):
       )
     return {TEACHER: teacher}
 
-  def start(self, model: nnx.Module, frozen: Mapping[str, nnx.Module], config: Config, maxtext: MaxTextConfig) -> None:
+  def init_weights(
+    self, model: nnx.Module, frozen: Mapping[str, nnx.Module], config: Config, maxtext: MaxTextConfig
+  ) -> None:
     """Gives a fresh student the teacher's layers, where `student_init_from_teacher_layers` asks for it."""
     layers = config.student_init_from_teacher_layers
     if layers is not None and TEACHER in frozen:
@@ -101,7 +103,7 @@ class Distillation(Objective):
     else:
       others |= {key: batch[key] for key in (TEACHER_IDS, TEACHER_LOG_PROBS)}
     part = _Part(config, maxtext, weights["alpha"], weights["temperature"], project, evaluate=not is_train)
-    loss_sum, means = outputs.weighed_sums(maxtext, model, batch, others, part, is_train=is_train)
+    loss_sum, means = outputs.logit_sums(maxtext, model, batch, others, part, is_train=is_train)
     features = maxtext_api.pop_attention_outputs(model)
     balance = maxtext_api.pop_load_balance_loss(model)
     if config.distill_beta > 0:

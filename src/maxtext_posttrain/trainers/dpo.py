@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from maxtext_posttrain import maxtext_api, maxtext_lora
+from maxtext_posttrain.config import Config
 from maxtext_posttrain.config.preferences import loss_name, reference_kind
 from maxtext_posttrain.data import BATCH_KEYS, PreparedData, prepare_preferences
 from maxtext_posttrain.data.pairs import CHOSEN, HALVES, REJECTED, pairs_per_row
@@ -42,11 +43,11 @@ class DPO(Objective):
   name = "dpo"
   weight_name = "pairs"
 
-  def prepare_data(self, config: Any) -> PreparedData:
+  def prepare_data(self, config: Config) -> PreparedData:
     """Preference pairs; see `maxtext_posttrain.data.pairs`."""
     return prepare_preferences(config)
 
-  def batch_spec(self, config: Any, maxtext: MaxTextConfig, batch: int) -> BatchSpec:
+  def batch_spec(self, config: Config, maxtext: MaxTextConfig, batch: int) -> BatchSpec:
     """BATCH_KEYS int32 [batch, 2, seq] and, where the reference is precomputed, its sums float32 [batch, 2, pairs]."""
     shape = (batch, HALVES, maxtext.max_target_length)
     spec = {key: jax.ShapeDtypeStruct(shape, jnp.int32) for key in BATCH_KEYS}
@@ -54,7 +55,7 @@ class DPO(Objective):
       spec[REFERENCE_KEY] = jax.ShapeDtypeStruct((batch, HALVES, pairs_per_row(config)), jnp.float32)
     return spec
 
-  def frozen_models(self, config: Any, maxtext: MaxTextConfig) -> Mapping[str, FrozenModel]:
+  def frozen_models(self, config: Config, maxtext: MaxTextConfig) -> Mapping[str, FrozenModel]:
     """The reference, where it is a model of its own: the weights the run starts from."""
     return {REFERENCE: FrozenModel(maxtext)} if reference_kind(config) == "frozen" else {}
 
@@ -103,13 +104,13 @@ class DPO(Objective):
 
       print(precompute(session, completed, sums), flush=True)
 
-  def passes(self, config: Any) -> float:
+  def passes(self, config: Config) -> float:
     """Two rows a pair, and the reference's forward where it is run beside the policy's forward and backward."""
     beside = 0.0 if reference_kind(config) in (None, "precomputed") else 1 / 3
     return HALVES * (1.0 + beside)
 
 
-def preference_settings(config: Any) -> PreferenceSettings:
+def preference_settings(config: Config) -> PreferenceSettings:
   """The loss with its numbers, from the keys below `dpo`."""
   return PreferenceSettings(
     loss=loss_name(config),

@@ -16,7 +16,7 @@ import dataclasses
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,7 @@ from tunix.rl.rollout import base_rollout
 
 from maxtext_posttrain import hosts, maxtext_api, maxtext_lora
 from maxtext_posttrain.checkpointing.names import ACTOR
+from maxtext_posttrain.config import Config
 from maxtext_posttrain.data import BATCH_KEYS, BatchIterator, PreparedData
 from maxtext_posttrain.data import Batch as HostBatch
 from maxtext_posttrain.data.prompts import PromptDataset, RolloutShape, prepare_prompts, prompt_tokenizer
@@ -58,6 +59,9 @@ from maxtext_posttrain.trainers.objective import (
 )
 from maxtext_posttrain.trainers.rollouts import RolloutBatches
 
+if TYPE_CHECKING:
+  from maxtext_posttrain.trainers.base import Session
+
 REFERENCE = "reference"
 
 _ROWS = ("advantages", "weights")
@@ -75,17 +79,17 @@ class GRPO(Objective):
   evaluates_itself = True
   checkpoint_role = f"{ACTOR}/"
 
-  def prepare_data(self, config: Any) -> PreparedData:
+  def prepare_data(self, config: Config) -> PreparedData:
     """Prompts with answers; see `maxtext_posttrain.data.prompts`."""
     return prepare_prompts(config)
 
-  def batch_spec(self, config: Any, maxtext: MaxTextConfig, batch: int) -> BatchSpec:
+  def batch_spec(self, config: Config, maxtext: MaxTextConfig, batch: int) -> BatchSpec:
     """MaxText's keys, and what `rollout_batch` puts beside them."""
     spec = dict(super().batch_spec(config, maxtext, batch))
     spec |= {key: jax.ShapeDtypeStruct((batch, maxtext.max_target_length), jnp.float32) for key in _TOKENS}
     return spec | {key: jax.ShapeDtypeStruct((batch,), jnp.float32) for key in _ROWS}
 
-  def frozen_models(self, config: Any, maxtext: MaxTextConfig) -> Mapping[str, FrozenModel]:
+  def frozen_models(self, config: Config, maxtext: MaxTextConfig) -> Mapping[str, FrozenModel]:
     """The weights the run starts from, where there is a penalty for leaving them; of an adapter these are the base."""
     held = config.rl.grpo_beta and not maxtext_lora.lora_enabled(maxtext)
     return {REFERENCE: FrozenModel(maxtext)} if held else {}
@@ -147,11 +151,11 @@ class GRPO(Objective):
     """Trained tokens, or sequences; see `losses.grpo.loss_weights`."""
     return jnp.sum(batch["weights"])
 
-  def passes(self, config: Any) -> float:
+  def passes(self, config: Config) -> float:
     """One forward and backward, and the reference's forward where there is a penalty."""
     return 1.0 + (_FORWARD_SHARE if config.rl.grpo_beta else 0.0)
 
-  def completions_at_once(self, config: Any, maxtext: MaxTextConfig) -> int:
+  def completions_at_once(self, config: Config, maxtext: MaxTextConfig) -> int:
     """Those of one rollout, or of what `rollout_micro_batch_size` makes of it; another engine's are not counted."""
     if config.rollout_engine != "native":
       return 0
@@ -160,9 +164,10 @@ class GRPO(Objective):
       prompts if config.rollout_micro_batch_size == -1 else config.rollout_micro_batch_size
     )
 
-  def batches(self, session: Any, rows: BatchIterator) -> RolloutBatches:
+  def batches(self, session: Session, rows: BatchIterator) -> RolloutBatches:
     """Rollouts of the prompts, with the live weights."""
-    config, dataset = session.config, session.datasets.train
+    # What `prepare_data` made.
+    config, dataset = session.config, cast("PromptDataset", session.datasets.train)
     updates = updates_of(config, session.maxtext)
     if config.rl.force_on_policy_ratio and updates > 1:
       raise ConfigError(
@@ -179,15 +184,15 @@ class GRPO(Objective):
       on_close=self._players.close,
     )
 
-  def evaluation(self, session: Any) -> Callable[[], dict[str, float]] | None:
+  def evaluation(self, session: Session) -> Callable[[], dict[str, float]] | None:
     """The most probable completions of the held-out prompts, scored."""
-    dataset = session.datasets.evaluation
+    dataset = cast("PromptDataset | None", session.datasets.evaluation)
     if dataset is None:
       return None
     return lambda: self._players.evaluate(dataset, limit=session.maxtext.eval_steps)
 
 
-def loss_settings(config: Any) -> GrpoSettings:
+def loss_settings(config: Config) -> GrpoSettings:
   """The numbers of the objective, from the configuration."""
   rl = config.rl
   return GrpoSettings(
@@ -200,18 +205,18 @@ def loss_settings(config: Any) -> GrpoSettings:
   )
 
 
-def completion_limit(config: Any) -> int:
+def completion_limit(config: Config) -> int:
   """Tokens that a completion may have."""
   return config.max_target_length - config.max_prefill_predict_length
 
 
-def updates_of(config: Any, maxtext: MaxTextConfig) -> int:
+def updates_of(config: Config, maxtext: MaxTextConfig) -> int:
   """Updates that are made of one rollout."""
   completions = prompts_of(config, maxtext) * config.rl.num_generations
   return max(1, completions // _sequences_of_an_update(maxtext)) * config.rl.num_iterations
 
 
-def prompts_of(config: Any, maxtext: MaxTextConfig) -> int:
+def prompts_of(config: Config, maxtext: MaxTextConfig) -> int:
   """Prompts of one rollout."""
   return config.batch_size or _sequences_of_an_update(maxtext) // config.rl.num_generations
 
@@ -220,12 +225,12 @@ def _sequences_of_an_update(maxtext: MaxTextConfig) -> int:
   return maxtext.micro_batch_size_to_train_on * maxtext.gradient_accumulation_steps
 
 
-def old_from_current(config: Any, updates: int) -> bool:
+def old_from_current(config: Config, updates: int) -> bool:
   """Whether the policy that wrote the completions is the one that is trained, so that its own log-probabilities do."""
   return config.rl.force_on_policy_ratio or (not config.rl.use_rollout_logps and updates == 1)
 
 
-def _rollout_size(config: Any, shape: RolloutShape) -> int:
+def _rollout_size(config: Config, shape: RolloutShape) -> int:
   """Completions written at once."""
   prompts = shape.prompts if config.rollout_micro_batch_size == -1 else config.rollout_micro_batch_size
   return prompts * shape.generations
@@ -239,7 +244,7 @@ class Players:
     rewards: scores them.
   """
 
-  def __init__(self, session: Any, *, max_completions: int):
+  def __init__(self, session: Session, *, max_completions: int):
     """Builds them; `session.trainer` has the model."""
     config = session.config
     self._session = session
@@ -387,7 +392,7 @@ class Players:
     return {**{name: value / max(prompts, 1) for name, value in sums.items()}, "prompts": prompts}
 
 
-def engine_weights(session: Any) -> Callable[[nnx.State], nnx.State]:
+def engine_weights(session: Session) -> Callable[[nnx.State], nnx.State]:
   """Makes an engine's weights of the policy's state: an adapter is folded in, full weights stay as they are."""
   lora = session.lora
   if lora is None:
@@ -403,7 +408,7 @@ def engine_weights(session: Any) -> Callable[[nnx.State], nnx.State]:
   return lambda state: jax.block_until_ready(compiled(state))
 
 
-def reward_settings(config: Any) -> RewardSettings:
+def reward_settings(config: Config) -> RewardSettings:
   """What the configuration says to the built-in reward functions."""
   return RewardSettings(
     reasoning=(config.reasoning_start_token, config.reasoning_end_token),

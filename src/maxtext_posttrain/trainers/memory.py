@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
 
 from maxtext_posttrain import maxtext_lora, memory
+from maxtext_posttrain.config import Config
 from maxtext_posttrain.errors import ConfigError
 from maxtext_posttrain.maxtext_api import MaxTextConfig
 from maxtext_posttrain.memory import GIB, Decoder, MemoryEstimate, Share
@@ -151,7 +152,7 @@ class Fit:
     )
 
 
-def check_fit(config: Any, maxtext: MaxTextConfig, fit: Fit) -> None:
+def check_fit(config: Config, maxtext: MaxTextConfig, fit: Fit) -> None:
   """Stops a run that can't fit, unless `memory_check` says otherwise.
 
   Raises:
@@ -164,7 +165,7 @@ def check_fit(config: Any, maxtext: MaxTextConfig, fit: Fit) -> None:
   print(f"warning: {fit.refusal(maxtext)}", flush=True)
 
 
-def limit_of(config: Any, mesh: Mesh) -> int | None:
+def limit_of(config: Config, mesh: Mesh) -> int | None:
   """Bytes that the run may use of each device: as configured, or as the device says."""
   if config.device_memory_gib is not None:
     return int(config.device_memory_gib * GIB)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from maxtext_posttrain.config import Config
 from maxtext_posttrain.data import BATCH_KEYS, BatchIterator, PreparedData
 from maxtext_posttrain.maxtext_api import MaxTextConfig
 
@@ -78,7 +79,7 @@ class LossContext:
     frozen_maxtext: their configurations.
   """
 
-  config: Any
+  config: Config
   maxtext: MaxTextConfig
   step: jax.Array
   is_train: bool
@@ -118,7 +119,7 @@ class Objective(abc.ABC):
   checkpoint_role: str = ""
 
   @abc.abstractmethod
-  def prepare_data(self, config: Any) -> PreparedData:
+  def prepare_data(self, config: Config) -> PreparedData:
     """Reads and tokenises the run's data; may run before MaxText is imported, in another process."""
 
   @abc.abstractmethod
@@ -129,17 +130,19 @@ class Objective(abc.ABC):
   def weight(self, batch: Batch) -> jax.Array:
     """What the sum of a micro-batch's loss is divided by, a scalar."""
 
-  def batch_spec(self, config: Any, maxtext: MaxTextConfig, batch: int) -> BatchSpec:
+  def batch_spec(self, config: Config, maxtext: MaxTextConfig, batch: int) -> BatchSpec:
     """Shapes and dtypes of one micro-batch of `batch` rows; the first axis is the one devices share."""
     del config
     return {key: jax.ShapeDtypeStruct((batch, maxtext.max_target_length), jnp.int32) for key in BATCH_KEYS}
 
-  def frozen_models(self, config: Any, maxtext: MaxTextConfig) -> Mapping[str, FrozenModel]:
+  def frozen_models(self, config: Config, maxtext: MaxTextConfig) -> Mapping[str, FrozenModel]:
     """The models its loss reads beside the live one, by name."""
     del config, maxtext
     return {}
 
-  def start(self, model: nnx.Module, frozen: Mapping[str, nnx.Module], config: Any, maxtext: MaxTextConfig) -> None:
+  def init_weights(
+    self, model: nnx.Module, frozen: Mapping[str, nnx.Module], config: Config, maxtext: MaxTextConfig
+  ) -> None:
     """Changes fresh weights before the first step; not called where weights were restored or loaded.
 
     Args:
@@ -169,12 +172,12 @@ class Objective(abc.ABC):
     """
     del session, completed
 
-  def passes(self, config: Any) -> float:
+  def passes(self, config: Config) -> float:
     """Model FLOPs of one update, as a multiple of a forward and backward pass over one sequence for each row."""
     del config
     return 1.0
 
-  def completions_at_once(self, config: Any, maxtext: MaxTextConfig) -> int:
+  def completions_at_once(self, config: Config, maxtext: MaxTextConfig) -> int:
     """Completions that the trainer's own engine writes at once, for the estimate of memory; 0 where it writes none."""
     del config, maxtext
     return 0

@@ -73,9 +73,15 @@ def _tempered(logits: jax.Array, temperature: float) -> jax.Array:
 
 
 def nll_sum(config: MaxTextConfig, model: nnx.Module, batch: Batch, *, is_train: bool) -> jax.Array:
-  """Negative log-likelihood summed over the trained tokens, with MaxText's z-loss where it is on; float32.
+  """Negative log-likelihood summed over the trained tokens, with MaxText's z-loss where it is on; a float32 scalar.
 
   Cheaper to differentiate than `token_outputs`, for a loss that is this sum.
+
+  Args:
+    config: the model's.
+    model: a MaxText model.
+    batch: BATCH_KEYS, each [batch, seq].
+    is_train: as `maxtext_api.forward` takes it.
   """
   mask = batch["targets_segmentation"] != 0
   split = _split(config, model, mask.shape)
@@ -86,7 +92,7 @@ def nll_sum(config: MaxTextConfig, model: nnx.Module, batch: Batch, *, is_train:
   return head.nll_sum(*arguments, chunk=split.chunk, z_loss_multiplier=config.z_loss_multiplier)
 
 
-def weighed_sums(
+def logit_sums(
   config: MaxTextConfig,
   model: nnx.Module,
   batch: Batch,
@@ -95,16 +101,19 @@ def weighed_sums(
   *,
   is_train: bool,
 ) -> tuple[jax.Array, Any]:
-  """What `part` says of the logits of the trained positions, summed; see `losses.head.weighed_sums`.
+  """What `part` says of the logits of the trained positions, summed; see `losses.head.logit_sums`.
 
   Args:
     config: the model's.
     model: the live one.
-    batch: the batch.
+    batch: BATCH_KEYS, each [batch, seq].
     others: pytree of arrays [batch, seq, ...] that `part` reads beside the logits.
     part: (logits [rows, positions, vocab], the same positions of `others`, mask [rows, positions]) to the loss and a
       pytree of other sums. It leaves out what the mask does.
-    is_train: whether dropout is on, where it is configured.
+    is_train: as `maxtext_api.forward` takes it.
+
+  Returns:
+    Float32 scalars: the loss, and the pytree of other sums.
   """
   mask = batch["targets_segmentation"] != 0
   split = _split(config, model, mask.shape)
@@ -112,7 +121,7 @@ def weighed_sums(
     return part(maxtext_api.forward(config, model, batch, is_train=is_train), others, mask)
   project, weights, hidden, _, mask = split.arguments(config, model, batch, is_train=is_train)
   others = jax.tree.map(lambda values: values.reshape(*split.rows, *values.shape[2:]), others)
-  return head.weighed_sums(project, weights, hidden, others, mask, part, chunk=split.chunk)
+  return head.logit_sums(project, weights, hidden, others, mask, part, chunk=split.chunk)
 
 
 def unprojected(
@@ -120,8 +129,14 @@ def unprojected(
 ) -> tuple[jax.Array, Callable[[jax.Array], jax.Array]]:
   """A frozen model's logits, the head left for later where that can be.
 
+  Args:
+    config: the model's.
+    model: a MaxText model.
+    batch: BATCH_KEYS, each [batch, seq].
+
   Returns:
-    [batch, seq, ...], and what makes logits [..., vocab] of some of its positions [..., ...].
+    Hidden states [batch, seq, emb], or logits [batch, seq, vocab] where the head can't wait; and what makes logits
+    [rows, positions, vocab] of some of their positions [rows, positions, ...].
   """
   if _split(config, model, batch["inputs"].shape) is None:
     return maxtext_api.forward(config, model, batch, is_train=False), lambda logits: logits

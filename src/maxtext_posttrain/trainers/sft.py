@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from maxtext_posttrain import maxtext_api
+from maxtext_posttrain.config import Config
 from maxtext_posttrain.data import PreparedData, prepare_chats
 from maxtext_posttrain.trainers import outputs
 from maxtext_posttrain.trainers.objective import Batch, LossContext, LossOutput, Objective
@@ -22,7 +22,7 @@ class SFT(Objective):
 
   name = "sft"
 
-  def prepare_data(self, config: Any) -> PreparedData:
+  def prepare_data(self, config: Config) -> PreparedData:
     """Chats; see `maxtext_posttrain.data`."""
     return prepare_chats(config)
 

@@ -46,7 +46,7 @@ def test_budget(steps, accumulation, completed, batches):
     source, steps=steps, gradient_accumulation_steps=accumulation, completed_steps=completed
   )
   assert list(iterator) == list(range(batches))
-  assert (source.asked, iterator.pulled, iterator.remaining) == (batches, batches, 0)
+  assert (source.asked, iterator.pulled, iterator.budget) == (batches, batches, batches)
   with pytest.raises(StopIteration):
     next(iterator)
   assert source.asked == batches
@@ -96,7 +96,7 @@ def test_a_finite_source_may_end_early():
   iterator = StepBudgetedIterator(Counting(total_batches=3), steps=5)
   assert list(iterator) == [0, 1, 2]
   assert iterator.exhausted
-  assert iterator.remaining == 2
+  assert (iterator.pulled, iterator.budget) == (3, 5)
 
 
 def test_a_finite_source_that_is_enough_is_not_exhausted():

@@ -135,6 +135,32 @@ def test_walks_name_what_is_in_their_files():
   assert checked > 20
 
 
+def test_the_architecture_names_what_is_defined():
+  text = (DOCS / "architecture.md").read_text(encoding="utf-8")
+  assert re.findall(r"^## (.*)$", text, re.MULTILINE)[-2:] == ["The walk of one batch", "The walk of one weight"]
+  sources = {path: path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")}
+  checked = 0
+  for span in code_spans(text):
+    owner, _, name = span.rpartition(".")
+    if not re.fullmatch(r"([a-z]\w*\.)*([A-Z]\w*\.)?_?[a-zA-Z]\w*", span) or not (owner or re.match("_|[A-Z]", name)):
+      continue
+    if name in {"py", "svg", "yml", "json"} or name.isupper():
+      continue
+    if re.match("[A-Z]", owner):
+      candidates = [source for source in sources.values() if re.search(rf"^class {owner}\b", source, re.MULTILINE)]
+    elif owner:
+      module = PACKAGE / owner.replace(".", "/")
+      candidates = [sources[path] for path in (module.with_suffix(".py"), module / "__init__.py") if path in sources]
+      if not candidates:
+        continue  # Of another library, or a tensor's name.
+    else:
+      candidates = list(sources.values())
+    defined = re.compile(rf"^\s*(def|class) {name}\b|^{name} = |import .*\b{name}\b", re.MULTILINE)
+    assert any(defined.search(source) for source in candidates), span
+    checked += 1
+  assert checked > 25
+
+
 @pytest.mark.parametrize("page", ["architecture.md", "adding_an_engine.md", "adding_a_model_family.md"])
 def test_functions_of_the_door_exist(page: str):
   door = (PACKAGE / "maxtext_api.py").read_text(encoding="utf-8")

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import pytest
 
-from maxtext_posttrain.evaluation.answers import find_answer, parse_number, same_answer
+from maxtext_posttrain.evaluation.answers import find_answer, parse_number
 
 NUMBERS = [
   ("42", 42),
@@ -183,7 +183,8 @@ def test_only_what_is_marked(solution: str, value: int | None):
   ],
 )
 def test_the_same_answer(solution: str, reference: str, same: bool):
-  assert same_answer(solution, reference) is same
+  found, wanted = find_answer(solution), find_answer(reference)
+  assert (found is not None and wanted is not None and found.value == wanted.value) is same
 
 
 @pytest.mark.parametrize(
@@ -192,7 +193,8 @@ def test_the_same_answer(solution: str, reference: str, same: bool):
 )
 def test_text_made_to_take_long_does_not(piece: str):
   text = "5 " + piece * (200_000 // len(piece))
-  started = time.perf_counter()
+  # Processor time, so that a busy machine fails nothing.
+  started = time.process_time()
   find_answer(text)
   parse_number(text)
-  assert time.perf_counter() - started < 2
+  assert time.process_time() - started < 2

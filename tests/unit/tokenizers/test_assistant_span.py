@@ -7,8 +7,8 @@ import re
 import pytest
 
 from maxtext_posttrain.errors import ChatTemplateError
-from maxtext_posttrain.tokenizers.base import mask_from_offsets
 from maxtext_posttrain.tokenizers.chat_template import load_template
+from maxtext_posttrain.tokenizers.token_mask import mask_from_offsets
 from tests.support.chat_samples import SPECIAL_TEXTS, TEMPLATES, TEXTS, conversations
 
 TURNS = [

@@ -9,7 +9,7 @@ import pytest
 
 from maxtext_posttrain.errors import ChatTemplateError
 from maxtext_posttrain.tokenizers.chat_template import ChatTemplate
-from maxtext_posttrain.tokenizers.sandbox import RenderLimits
+from maxtext_posttrain.tokenizers.metering import RenderLimits
 from tests.support.template_attacks import BOMBS, ESCAPES
 
 LIMITS = RenderLimits(seconds=0.5, characters=2_000_000)

@@ -39,7 +39,7 @@ def part(logits: jax.Array, others: dict[str, jax.Array], mask: jax.Array) -> tu
 def by_chunks(data: dict[str, Any], chunk: int) -> Any:
   def loss(weights: jax.Array, hidden: jax.Array) -> tuple[jax.Array, Any]:
     others, mask = {"teacher": jnp.asarray(data["teacher"])}, jnp.asarray(data["mask"])
-    total, more = head.weighed_sums(project, weights, hidden, others, mask, part, chunk=chunk)
+    total, more = head.logit_sums(project, weights, hidden, others, mask, part, chunk=chunk)
     return 3.0 * total, more  # As a share of a loss would be.
 
   arguments = (jnp.asarray(data["weights"]), jnp.asarray(data["hidden"]))
