@@ -110,7 +110,7 @@ benchmark-dpo: $(STAMP) $(TORCH_STAMP) ## our DPO step against TRL's DPOTrainer 
 	$(PYTHON) benchmarks/dpo_step.py --rival trl scan_layers=false
 	$(PYTHON) benchmarks/dpo_step.py --rival maxtext
 
-benchmark-grpo: $(STAMP) $(TORCH_STAMP) ## our GRPO by phases against TRL's GRPOTrainer, generation against Tunix's sampler too
+benchmark-grpo: $(STAMP) $(TORCH_STAMP) ## our GRPO by phases, with vLLM where it is, against TRL's GRPOTrainer; generation against Tunix's
 	$(PYTHON) benchmarks/grpo_step.py
 
 benchmark-checkpoint: $(STAMP) ## our saves and restores against Orbax alone and MaxText's own, three rounds

@@ -21,6 +21,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 BENCHMARKS = Path(__file__).parent
 GSM8K = REPOSITORY.parent / "shared" / "data" / "gsm8k"
 TORCH_PYTHON = REPOSITORY / ".venv-torch" / "bin" / "python"
+VLLM_PYTHON = REPOSITORY / ".venv-vllm" / "bin" / "python"
 _PACKAGES = ("maxtext", "google-tunix", "jax", "flax", "optax", "transformers", "datasets", "grain")
 _TORCH_PACKAGES = ("torch", "trl", "transformers", "accelerate")
 _LOG_TAIL = 30
@@ -62,9 +63,9 @@ class Side:
   keys: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
-def probed(name: str, module: str, config: Path) -> Side:
-  """A trainer on Tunix's loop: what `python -m module config` runs, observed."""
-  return Side(name, Path(sys.executable), BENCHMARKS / "_probe.py", (module, str(config)))
+def probed(name: str, module: str, config: Path, interpreter: Path | None = None) -> Side:
+  """A trainer on Tunix's loop: what `python -m module config` runs, observed; by this interpreter unless told."""
+  return Side(name, interpreter or Path(sys.executable), BENCHMARKS / "_probe.py", (module, str(config)))
 
 
 def torch_side(name: str, interpreter: Path, script: str) -> Side:

@@ -5,8 +5,9 @@
 Both trainers write completions of the same GSM8K questions with the same model (random float32 weights), score them
 with the same function and make the same number of updates of each rollout; TRL generates with transformers. Random
 weights hardly ever end a completion, so that all have the same length. Each run is a fresh process, the sides
-alternate, and a run's first rollout, compilation included, does not count. Then both our engine and Tunix's sampler, on
-Tunix's own Llama of the same sizes, generate as many tokens greedily.
+alternate, and a run's first rollout, compilation included, does not count. Where there is an interpreter with vLLM
+(`make vllm-env`), our trainer with its engine is a third side. Then both our engine and Tunix's sampler, on Tunix's own
+Llama of the same sizes, generate as many tokens greedily.
 """
 
 from __future__ import annotations
@@ -22,10 +23,22 @@ from pathlib import Path
 from typing import Any
 
 from _common import Spread, write_tokenizer
-from _contest import GSM8K, REPOSITORY, RUN_KEYS, TORCH_PYTHON, Side, print_machine, probed, run_side, torch_side
+from _contest import (
+  GSM8K,
+  REPOSITORY,
+  RUN_KEYS,
+  TORCH_PYTHON,
+  VLLM_PYTHON,
+  Side,
+  print_machine,
+  probed,
+  run_side,
+  torch_side,
+)
 from _shapes import SHAPES
 from generate import Side as Generator
 
+_VLLM = "vLLM"
 _PHASES = ("rollout", "rewards", "log_probs", "updates", "weights")
 _TITLES = {
   "rollout": "rollout",
@@ -49,7 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
   options = _parse(arguments)
   print_machine(options.torch_python, warm_cache=False)
   keys = _keys(options)
-  ours = probed("ours", "train_grpo", REPOSITORY / "configs" / "grpo.yml")
+  config = REPOSITORY / "configs" / "grpo.yml"
+  ours = probed("ours", "train_grpo", config)
   theirs = torch_side("TRL", options.torch_python, "_trl_grpo_side.py")
   with tempfile.TemporaryDirectory(prefix="grpo_step-") as name:
     folder = Path(name)
@@ -59,14 +73,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     reward = f"{folder / 'rewards.py'}:distinct"
     keys |= {"hf_train_files": str(folder / "prompts.jsonl"), "tokenizer_path": str(folder / "tokenizer")}
     ours = dataclasses.replace(ours, keys={"reward_weights": json.dumps({reward: 1.0})})
-    theirs = dataclasses.replace(theirs, keys={"reward": reward})
+    sides = [ours, dataclasses.replace(theirs, keys={"reward": reward})]
+    if options.vllm_python.is_file():
+      vllm = probed(_VLLM, "train_grpo", config, options.vllm_python.absolute())
+      sides.append(dataclasses.replace(vllm, keys={**ours.keys, "rollout_engine": "vllm"}))
+    else:
+      print(f"vLLM      not measured: there is no {options.vllm_python}; make vllm-env makes it")
     print(
       f"rollout   {options.prompts} of {count} prompts with {options.generations} completions of {options.new} tokens,"
       f" {options.updates} updates"
     )
     pairs: list[dict[str, list[Phases]]] = []
     for number in range(options.pairs):
-      order = (ours, theirs) if number % 2 == 0 else (theirs, ours)
+      order = sides if number % 2 == 0 else sides[::-1]
       pairs.append({side.name: _rollouts(side, folder / f"{number}-{side.name}", keys, options) for side in order})
     for line in table(pairs):
       print(line)
@@ -120,21 +139,26 @@ def _own_phases(metrics: Path) -> Iterator[Phases]:
 
 
 def table(pairs: Sequence[Mapping[str, Sequence[Phases]]]) -> Iterator[str]:
-  """Seconds of each phase on both sides, and the goals."""
+  """Seconds of each phase on all sides, their ratios to TRL's, and the goals."""
 
   def medians(side: str, phase: str) -> list[float]:
     return [statistics.median(phases[phase] for phases in runs[side]) for runs in pairs]
 
-  columns = "{:<22} {:>26} {:>26} {:>20}  {}"
+  own = [name for name in ("ours", _VLLM) if name in pairs[0]]
+  columns = "{:<22}" + " {:>26}" * (len(own) + 1) + " {:>20}" * len(own) + "  {}"
+  ratios = [f"{name}/TRL" for name in own]
   yield ""
-  yield columns.format("s, median [least .. most]", "ours", "TRL", "ratio ours/TRL", "goal").rstrip()
+  yield columns.format("s, median [least .. most]", *own, "TRL", *ratios, "goal").rstrip()
   for phase in (*_PHASES, "whole"):
-    one, other = medians("ours", phase), medians("TRL", phase)
-    ratio = Spread.of([a / b for a, b in zip(one, other, strict=True)]).text(2) if all(other) else ""
-    cells = [Spread.of(values).text(4) if any(values) else "" for values in (one, other)]
-    yield columns.format(_TITLES[phase], *cells, ratio, "<= 1.0" if phase == "whole" else "").rstrip()
-  shares = [a / b for a, b in zip(medians("ours", "weights"), medians("ours", "whole"), strict=True)]
-  yield f"weight transfer is {100 * statistics.median(shares):.2f} % of the whole here; the goal is under 5 %"
+    times = {name: medians(name, phase) for name in (*own, "TRL")}
+    cells = [Spread.of(values).text(4) if any(values) else "" for values in times.values()]
+    for name in own:
+      known = all(times["TRL"])
+      cells.append(Spread.of([a / b for a, b in zip(times[name], times["TRL"], strict=True)]).text(2) if known else "")
+    yield columns.format(_TITLES[phase], *cells, "<= 1.0" if phase == "whole" else "").rstrip()
+  for name in own:
+    shares = [a / b for a, b in zip(medians(name, "weights"), medians(name, "whole"), strict=True)]
+    yield f"{name}: weight transfer is {100 * statistics.median(shares):.2f} % of the whole; the goal is under 5 %"
 
 
 def _generation(folder: Path, keys: Mapping[str, str], options: argparse.Namespace) -> dict[str, list[float]]:
@@ -200,6 +224,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
   parser.add_argument("--without-tunix", action="store_true", help="leave generation alone out")
   parser.add_argument(
     "--torch-python", type=Path, default=TORCH_PYTHON, help="an interpreter with TRL (default: make torch-env's)"
+  )
+  parser.add_argument(
+    "--vllm-python", type=Path, default=VLLM_PYTHON, help="an interpreter with vLLM (default: make vllm-env's)"
   )
   parser.add_argument("--output", type=Path, help="also write all figures to this file as JSON")
   parser.add_argument("keys", nargs="*", metavar="key=value", help="MaxText keys for both sides")

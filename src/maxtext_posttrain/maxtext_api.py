@@ -86,10 +86,24 @@ def build_config(
       pydantic_config = pyconfig._initialize_pydantic(["", base_path], **dict(overrides))
   except (ValueError, TypeError, AssertionError, KeyError, FileNotFoundError) as error:
     raise ConfigError(f"MaxText refuses the configuration: {_one_line(error)}") from error
-  config = MaxTextConfig(pydantic_config)
+  rules = [[name, _fsdp_before_data(axes)] for name, axes in pydantic_config.logical_axis_rules]
+  config = MaxTextConfig(pydantic_config.model_copy(update={"logical_axis_rules": rules}))
   jax.config.update("jax_use_shardy_partitioner", config.shardy)
   jax.config.update("jax_remove_size_one_mesh_axis_from_type", config.remove_size_one_mesh_axis_from_type)
   return config
+
+
+def _fsdp_before_data(axes: Any) -> Any:
+  """The mesh axes of a logical axis, `fsdp` in front of `data` where it has both.
+
+  What lies along both is the batch. In MaxText's order XLA's partitioner swaps shards of it where weights are spread
+  over `fsdp`, `tensor` is as large, and a device has fewer tokens than weights: half of the sequences get the results
+  of the other half. Which rows a device holds is all that the order changes.
+  """
+  if isinstance(axes, str) or not {"data", "fsdp"} <= set(axes):
+    return axes
+  rest = [axis for axis in axes if axis != "data"]
+  return [*rest[: rest.index("fsdp") + 1], "data", *rest[rest.index("fsdp") + 1 :]]
 
 
 def _one_line(error: Exception) -> str:

@@ -39,7 +39,7 @@ class Command:
     Raises:
       AssertionError: nothing here knows what runs it.
     """
-    variables = tuple(itertools.takewhile(re.compile(r"[A-Z_]+=").match, words))
+    variables = tuple(itertools.takewhile(re.compile(r"[A-Z][A-Z0-9_]*=").match, words))
     match words[len(variables) :]:
       case ["posttrain", trainer, *rest] if trainer in TRAINERS:
         return cls("trainer", trainer, tuple(rest), variables)

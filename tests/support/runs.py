@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import multiprocessing
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,14 +74,28 @@ FORKSERVER = multiprocessing.get_context("forkserver")
 FORKSERVER.set_forkserver_preload(["maxtext_posttrain.trainers.sft"])
 
 
-def _child(trainer: str, argv: list[str], log: str) -> None:
-  from maxtext_posttrain.cli import main
-
+def enter_child(log: str, environment: Mapping[str, str]) -> None:
+  """Makes a forked process one of its own: its output goes to a file, its variables are set."""
+  os.environ.update(environment)
   descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
   os.dup2(descriptor, 1)
   os.dup2(descriptor, 2)
   os.chdir(REPOSITORY)
-  sys.exit(main([trainer, *argv]))
+
+
+def leave_child(environment: Mapping[str, str]) -> None:
+  """Of several processes of one run, does what the interpreter does as it ends: a forked process would leave it out."""
+  if "JAX_PROCESS_ID" in environment:
+    atexit._run_exitfuncs()
+
+
+def _child(trainer: str, argv: list[str], log: str, environment: Mapping[str, str]) -> None:
+  from maxtext_posttrain.cli import main
+
+  enter_child(log, environment)
+  code = main([trainer, *argv])
+  leave_child(environment)
+  sys.exit(code)
 
 
 class SftProcess:
@@ -88,9 +103,11 @@ class SftProcess:
 
   trainer = "sft"
 
-  def __init__(self, argv: Sequence[str], log: Path):
+  def __init__(self, argv: Sequence[str], log: Path, environment: Mapping[str, str] | None = None):
     self.log = log
-    self._process = FORKSERVER.Process(target=_child, args=(self.trainer, list(argv), str(log)))
+    self._process = FORKSERVER.Process(
+      target=_child, args=(self.trainer, list(argv), str(log), dict(environment or {}))
+    )
     self._process.start()
 
   @property
@@ -121,9 +138,9 @@ class SftProcess:
     self._process.join(seconds)
     return self._process.exitcode
 
-  def wait(self) -> int:
+  def wait(self, seconds: float | None = None) -> int:
     """The exit code."""
-    self._process.join()
+    self._process.join(seconds)
     assert self._process.exitcode is not None
     return self._process.exitcode
 
@@ -154,7 +171,9 @@ def sft_overrides(argv: Sequence[str]) -> dict[str, Any]:
   return load_config(argv).maxtext_overrides()
 
 
-def pretraining(runs: Sequence[Sequence[str]], folder: Path) -> list[dict[str, Any]]:
+def pretraining(
+  runs: Sequence[Sequence[str]], folder: Path, *, environment: Mapping[str, str] | None = None
+) -> list[dict[str, Any]]:
   """Runs real pre-training once for each list of arguments, in one other process (its imports take longest).
 
   Returns:
@@ -183,7 +202,7 @@ def pretraining(runs: Sequence[Sequence[str]], folder: Path) -> list[dict[str, A
     text=True,
     capture_output=True,
     check=False,
-    env={**os.environ, "DECOUPLE_GCLOUD": os.environ.get("DECOUPLE_GCLOUD", "")},
+    env={**os.environ, "DECOUPLE_GCLOUD": os.environ.get("DECOUPLE_GCLOUD", ""), **(environment or {})},
   )
   assert process.returncode == 0, process.stdout[-2000:] + process.stderr[-4000:]
   results = []

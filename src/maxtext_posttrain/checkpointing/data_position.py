@@ -31,7 +31,10 @@ class PositionedIterator(Protocol):
 
 
 class DataPosition(ocp.StatefulCheckpointable):
-  """Saves each process's position to a file of its own, `process_<index>-of-<count>.json`."""
+  """Saves each process's position to a file of its own, `process_<index>-of-<count>.json`.
+
+  Where all of them are the same, as those of this package's data are, any number of processes goes on from it.
+  """
 
   def __init__(self, iterator: PositionedIterator):
     self._iterator = iterator
@@ -62,24 +65,33 @@ class DataPosition(ocp.StatefulCheckpointable):
     """Moves the iterator to the position saved in `directory`; False where there is none.
 
     Raises:
-      CheckpointError: the folder was written by another number of processes, or its file can't be read.
+      CheckpointError: the folder was written by another number of processes, each with a position of its own, or a
+        file can't be read.
     """
     file = directory / self._file_name()
-    if not file.exists():
-      found = sorted(path.name for path in directory.glob("process_*.json")) if directory.exists() else []
-      if found:
-        raise CheckpointError(
-          f"data position {directory} was written by other processes ({', '.join(found)}), {self._file_name()} is"
-          " wanted; resume with the same number of processes"
-        )
+    if file.exists():
+      self._iterator.set_state(_read(file))
+      return True
+    found = sorted(directory.glob("process_*.json")) if directory.exists() else []
+    if not found:
       return False
-    try:
-      state = json.loads(file.read_text())
-      if not isinstance(state, dict):
-        raise ValueError("it holds no position")
-    except (OSError, ValueError) as error:
+    first, *others = [_read(path) for path in found]
+    if any(other != first for other in others):
       raise CheckpointError(
-        f"data position {file} can't be read: {error}; remove its folder to begin the data anew"
-      ) from error
-    self._iterator.set_state(state)
+        f"data position {directory} was written by other processes ({', '.join(path.name for path in found)}), each at"
+        f" its own, and {self._file_name()} is wanted; resume with the same number of processes"
+      )
+    self._iterator.set_state(first)
     return True
+
+
+def _read(file: epath.Path) -> dict[str, Any]:
+  try:
+    state = json.loads(file.read_text())
+    if not isinstance(state, dict):
+      raise ValueError("it holds no position")
+  except (OSError, ValueError) as error:
+    raise CheckpointError(
+      f"data position {file} can't be read: {error}; remove its folder to begin the data anew"
+    ) from error
+  return state

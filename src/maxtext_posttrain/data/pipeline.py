@@ -55,14 +55,13 @@ class PreparedRows:
   identity: Mapping[str, Any]
   samples: Sequence[Sample] = ()
 
-  def dataset(self, *, batch_size: int, process_index: int = 0, process_count: int = 1) -> RowDataset:
-    """The data set with `batch_size` sequences of a batch in this process."""
+  def dataset(self, *, batch_size: int, mine: Sequence[int] | None = None) -> RowDataset:
+    """The data set with `batch_size` sequences of a batch; see `RowDataset` for `mine`."""
     return RowDataset(
       self.source,
       self.report,
       batch_size=batch_size,
-      process_index=process_index,
-      process_count=process_count,
+      mine=mine,
       num_epoch=self.num_epoch,
       shuffle_seed=self.shuffle_seed,
       samples=self.samples,
@@ -237,9 +236,9 @@ def _example_rows(
 class RowDataset:
   """Sequences ready to train on, and the order in which they come.
 
-  The order of rows is the same for any number of processes: batch k of all processes, one after the other, is
-  batch k of one process with the whole batch. Without `num_epoch` rows repeat without end, and a batch may hold
-  the end of one epoch and the start of the next. With it the last batch is filled with padding rows.
+  The order of rows is the same for any number of processes: each assembles, of the same batches, the rows that its
+  devices hold. Without `num_epoch` rows repeat without end, and a batch may hold the end of one epoch and the start of
+  the next. With it the last batch is filled with padding rows.
 
   Attributes:
     report: what became of the rows read.
@@ -247,7 +246,7 @@ class RowDataset:
     source: the rows.
     rows: sequences of one epoch, over all processes.
     batches_per_epoch: batches that hold one epoch.
-    total_batches: batches each process gets, or None without end.
+    total_batches: batches in all, or None without end.
   """
 
   def __init__(
@@ -256,37 +255,42 @@ class RowDataset:
     report: DataReport,
     *,
     batch_size: int,
-    process_index: int = 0,
-    process_count: int = 1,
+    mine: Sequence[int] | None = None,
     num_epoch: int | None = None,
     shuffle_seed: int | None = None,
     samples: Sequence[Sample] = (),
     identity: dict[str, Any] | None = None,
   ):
-    """Takes the rows, their report, and how to batch, shard, repeat and shuffle them.
+    """Takes the rows, their report, and how to batch, share, repeat and shuffle them.
 
-    `identity` holds what else must be the same when a saved position is restored.
+    Args:
+      source: the rows.
+      report: what became of the rows read.
+      batch_size: sequences of a batch, over all processes.
+      mine: places in a batch whose rows this process assembles, in this order; None is all of them.
+      num_epoch: passes over the rows, or None to repeat without end.
+      shuffle_seed: None keeps their order.
+      samples: the first few examples as text.
+      identity: what else must be the same when a saved position is restored.
     """
-    if batch_size < 1 or not 0 <= process_index < process_count:
-      raise ValueError(f"batch_size={batch_size}, process_index={process_index}, process_count={process_count}")
+    if batch_size < 1 or (mine is not None and not all(0 <= place < batch_size for place in mine)):
+      raise ValueError(f"batch_size={batch_size}, mine={mine}")
     if not len(source):
       raise DataError(f"{report.source} holds no rows")
     self.report = report
     self.samples = samples
     self.rows = len(source)
-    global_batch = batch_size * process_count
-    self.batches_per_epoch = math.ceil(self.rows / global_batch)
-    self.total_batches = None if num_epoch is None else math.ceil(self.rows * num_epoch / global_batch)
+    self.batches_per_epoch = math.ceil(self.rows / batch_size)
+    self.total_batches = None if num_epoch is None else math.ceil(self.rows * num_epoch / batch_size)
     self.source = source
     self._batch_size = batch_size
-    self._process_index = process_index
-    self._process_count = process_count
+    self._mine = mine
     self._num_epoch = num_epoch
     self._shuffle_seed = shuffle_seed
     self._identity = {
       **(identity or {}),
       "data_shuffle_seed": shuffle_seed,
-      "global batch size": global_batch,
+      "global batch size": batch_size,
       "data": source.fingerprint(),
     }
 
@@ -299,18 +303,21 @@ class RowDataset:
       order = order.seed(self._shuffle_seed).shuffle()
     order = order.repeat(self._num_epoch or _ENDLESS_ROWS // self.rows)
     if self.total_batches is not None:
-      padding = self.total_batches * self._batch_size * self._process_count - len(order)
+      padding = self.total_batches * self._batch_size - len(order)
       if padding:
         order = grain.MapDataset.concatenate([order, grain.MapDataset.source([PADDING_ROW] * padding)])
-    batches = order.batch(self._batch_size, batch_fn=self.source.assemble)
-    mine = batches.slice(slice(self._process_index, None, self._process_count))
+    batches = order.batch(self._batch_size, batch_fn=self._assemble)
     read_options = grain.ReadOptions(num_threads=_PREFETCH_THREADS, prefetch_buffer_size=_PREFETCHED_BATCHES)
     return BatchIterator(
-      iter(mine.to_iter_dataset(read_options)),
+      iter(batches.to_iter_dataset(read_options)),
       self._identity,
       total_batches=self.total_batches,
       total_rows=None if self._num_epoch is None else self.rows * self._num_epoch,
     )
+
+  def _assemble(self, rows: Sequence[int]) -> Batch:
+    """Of the rows of a batch, those of this process."""
+    return self.source.assemble(rows if self._mine is None else [rows[place] for place in self._mine])
 
 
 class BatchIterator(Iterator[Batch]):

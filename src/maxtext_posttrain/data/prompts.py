@@ -228,17 +228,19 @@ class PromptDataset:
     rows: prompts of one epoch.
     source: the prompts.
     shape: the sizes of a rollout.
+    mine: places in a micro-batch whose rows this process trains on; None is all of them.
     batches_per_epoch: micro-batches that one epoch makes.
     total_batches: micro-batches in all, or None without end.
   """
 
-  def __init__(self, prompts: RowDataset, source: PromptRows, shape: RolloutShape):
-    """Takes the data set whose batches are those of a rollout, its rows, and the sizes."""
+  def __init__(self, prompts: RowDataset, source: PromptRows, shape: RolloutShape, mine: Sequence[int] | None = None):
+    """Takes the data set whose batches are those of a rollout, its rows, the sizes, and this process's share."""
     self.report = prompts.report
     self.samples = prompts.samples
     self.rows = prompts.rows
     self.source = source
     self.shape = shape
+    self.mine = mine
     self.batches_per_epoch = prompts.batches_per_epoch * shape.micro_batches
     self.total_batches = None if prompts.total_batches is None else prompts.total_batches * shape.micro_batches
     self._prompts = prompts
@@ -269,16 +271,15 @@ class PreparedPrompts(PreparedRows):
   length: int
 
   def dataset(  # pyright: ignore[reportIncompatibleMethodOverride]
-    self, *, batch_size: int, process_index: int = 0, process_count: int = 1
+    self, *, batch_size: int, mine: Sequence[int] | None = None
   ) -> PromptDataset:
     """The data set for micro-batches of `batch_size` sequences.
 
+    Every process gets all prompts: all of them write each completion together, on all devices.
+
     Raises:
-      ConfigError: completions, prompts and updates do not come out even; or there are several processes.
+      ConfigError: completions, prompts and updates do not come out even.
     """
-    del process_index
-    if process_count > 1:
-      raise ConfigError(f"rollout_engine=native works in one process, not in {process_count}")
     sequences = batch_size * self.accumulation
     wanted = f"{sequences} sequences of an update (per_device_batch_size, gradient_accumulation_steps)"
     if self.prompts is None and sequences % self.generations:
@@ -297,7 +298,7 @@ class PreparedPrompts(PreparedRows):
       prompts, self.generations, updates, self.iterations, self.accumulation, batch_size, self.length
     )
     rows = super().dataset(batch_size=prompts)
-    return PromptDataset(rows, self.source, shape)
+    return PromptDataset(rows, self.source, shape, mine)
 
 
 def prepare_prompts(config: Any) -> PreparedData:

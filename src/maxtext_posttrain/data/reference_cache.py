@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -16,6 +14,7 @@ from maxtext_posttrain.checkpointing.identity import weights_identity
 from maxtext_posttrain.data.batches import PADDING_ROW, Batch
 from maxtext_posttrain.data.reference_rows import ReferenceRows
 from maxtext_posttrain.errors import CheckpointError
+from maxtext_posttrain.files import replacing
 
 FILE_NAME = "reference_log_probs.npz"
 
@@ -53,7 +52,7 @@ def fill_reference(
 
   Raises:
     CheckpointError: `resuming`, and the file holds sums of other data or of another reference, or none that can be
-      read.
+      read; or it can't be written.
   """
   names = sorted(sources)
   key = _key({name: sources[name].fingerprint() for name in names}, start, model)
@@ -109,13 +108,16 @@ def _read(file: Path, key: str, sources: Mapping[str, ReferenceRows]) -> dict[st
 
 
 def _write(file: Path, key: str, sums: Mapping[str, Sums]) -> None:
-  """Writes under another name first: the file is whole or not there."""
-  file.parent.mkdir(parents=True, exist_ok=True)
-  descriptor, temporary = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
+  """Keeps the sums.
+
+  Raises:
+    CheckpointError: the file can't be written.
+  """
   try:
-    with os.fdopen(descriptor, "wb") as stream:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(file) as stream:
       np.savez(stream, key=np.array(key), **dict(sums))  # pyright: ignore[reportArgumentType]
-    Path(temporary).replace(file)
-  except BaseException:
-    Path(temporary).unlink(missing_ok=True)
-    raise
+  except OSError as error:
+    raise CheckpointError(
+      f"{file} can't be written: {error.strerror or error}; make room for it, or change base_output_directory"
+    ) from error

@@ -131,7 +131,7 @@ def read_metadata(folder: str | os.PathLike[str]) -> Metadata:
     raw = json.loads(path.read_text(encoding="utf-8"))
   except FileNotFoundError:
     raise DataError(f"{folder}: holds no {METADATA_FILE}; name a folder that posttrain teacher-logits wrote") from None
-  except (OSError, ValueError) as error:
+  except (OSError, ValueError, RecursionError) as error:
     raise DataError(f"{path}: can't be read: {error}; write the folder again") from error
   version = raw.get("version") if isinstance(raw, dict) else None
   if version != VERSION:

@@ -141,10 +141,11 @@ class GgufFile:
       self.metadata[key] = cursor.value(cursor.number("<u4"))
     self.tensors = self._read_tensors(cursor, tensor_count, size)
     architecture = self.metadata.get("general.architecture")
-    self._family = next((family for family in FAMILIES if family.gguf_architecture == architecture), None)
-    if self._family is None:
+    family = next((family for family in FAMILIES if family.gguf_architecture == architecture), None)
+    if family is None:
       known = ", ".join(sorted({family.gguf_architecture for family in FAMILIES}))
       raise ModelError(f"{path}: architecture {architecture!r} is not known; known are {known}")
+    self._family = family
     self._sources: dict[str, Weight] = {}
     self._head_dim = 0
 
@@ -152,7 +153,7 @@ class GgufFile:
     infos: list[tuple[str, tuple[int, ...], int, int]] = []
     for _ in range(count):
       name, rank = cursor.text(), cursor.number("<u4")
-      if rank > _MAX_DIMENSIONS:
+      if not 1 <= rank <= _MAX_DIMENSIONS:
         raise ModelError(f"{self.path}: tensor {name} has {rank} dimensions; it is broken")
       shape = tuple(cursor.number("<u8") for _ in range(rank))[::-1]
       infos.append((name, shape, cursor.number("<u4"), cursor.number("<u8")))
@@ -180,7 +181,7 @@ class GgufFile:
       block, block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(type_id)]
     except (ValueError, KeyError):
       return 0
-    if shape and shape[-1] % block:
+    if shape[-1] % block:
       raise ModelError(f"{self.path}: tensor {name}: rows of {shape[-1]} are no multiple of their blocks of {block}")
     return math.prod(shape) // block * block_bytes
 
@@ -188,10 +189,9 @@ class GgufFile:
     """The metadata as HuggingFace's config.json has it.
 
     Raises:
-      ModelError: a value is missing.
+      ModelError: a value is missing, or differs from layer to layer.
     """
     family = self._family
-    assert family is not None
     prefix = family.gguf_architecture
 
     def value(key: str, default: Any = None) -> Any:
@@ -206,15 +206,18 @@ class GgufFile:
     embedding = self.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
       raise ModelError(f"{self.path}: tensor token_embd.weight ({EMBEDDING}) is missing")
+    width, heads = value("embedding_length"), value("attention.head_count")
+    # Whatever else stands there is refused where the sizes are checked.
+    share = width // heads if isinstance(heads, int) and isinstance(width, int) and heads > 0 else None
     config: dict[str, Any] = {
       "architectures": [family.architecture],
       "model_type": family.model_type,
       "vocab_size": embedding.shape[0],
-      "hidden_size": value("embedding_length"),
+      "hidden_size": width,
       "intermediate_size": value("feed_forward_length"),
       "num_hidden_layers": value("block_count"),
-      "num_attention_heads": value("attention.head_count"),
-      "num_key_value_heads": value("attention.head_count_kv", value("attention.head_count")),
+      "num_attention_heads": heads,
+      "num_key_value_heads": value("attention.head_count_kv", heads),
       "head_dim": value("attention.key_length"),
       "rms_norm_eps": value("attention.layer_norm_rms_epsilon"),
       "rope_theta": value("rope.freq_base", 10000.0),
@@ -223,12 +226,14 @@ class GgufFile:
     }
     if config["head_dim"] is None:
       del config["head_dim"]
-      heads, width = config["num_attention_heads"], config["hidden_size"]
-      if isinstance(heads, int) and isinstance(width, int) and heads > 0:
-        config["head_dim"] = width // heads
+      if share is not None:
+        config["head_dim"] = share
     scaling = value("rope.scaling.type", "none")
     if _ROPE_FACTORS in self.tensors:
-      factor = float(self._dequantized(_ROPE_FACTORS).max())
+      factors = self._dequantized(_ROPE_FACTORS)
+      if not factors.size:
+        raise ModelError(f"{self.path}: tensor {_ROPE_FACTORS} is empty; it is broken")
+      factor = float(factors.max())
       config["rope_scaling"] = {"rope_type": "llama3", "factor": factor}
     elif scaling not in ("none", None):
       config["rope_scaling"] = {"rope_type": scaling, "factor": value("rope.scaling.factor")}
@@ -236,7 +241,7 @@ class GgufFile:
       config["sliding_window"] = value("attention.sliding_window")
       config["query_pre_attn_scalar"] = config.get("head_dim")
       if config["num_hidden_layers"] == _LAYERS_OF_27B[family.name]:
-        config["query_pre_attn_scalar"] = config["hidden_size"] // config["num_attention_heads"]
+        config["query_pre_attn_scalar"] = share
       config["tie_word_embeddings"] = True
     if family is GEMMA2:
       config["final_logit_softcapping"] = value("final_logit_softcapping", 30.0)

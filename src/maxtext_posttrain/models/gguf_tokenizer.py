@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Regex as Pattern
 
@@ -52,19 +53,20 @@ def write_tokenizer(metadata: Mapping[str, Any], folder: Path, where: str) -> st
     None, or where the tokenizer is of a kind that is not converted, a line that says so; nothing is written then.
 
   Raises:
-    ModelError: the metadata contradict themselves.
+    ModelError: a value is of another type than GGUF's, or the metadata contradict themselves.
   """
-  kind = metadata.get("tokenizer.ggml.model")
+  kind = _value(metadata, "tokenizer.ggml.model", str, where)
   if kind is None:
     return f"{where} holds no tokenizer; set tokenizer_path and tokenizer_type"
-  name = metadata.get("tokenizer.ggml.pre", "default")
+  name = _value(metadata, "tokenizer.ggml.pre", str, where) or "default"
   pre_tokenizer = _pre_tokenizer(name) if kind == "gpt2" else None
   if pre_tokenizer is None:
     which = f"kind {kind!r}" if kind != "gpt2" else f"pre-tokenizer {name!r}"
     return f"{where}: its tokenizer ({which}) is not converted; set tokenizer_path and tokenizer_type"
-  tokens, merges = metadata.get("tokenizer.ggml.tokens"), metadata.get("tokenizer.ggml.merges")
-  types = metadata.get("tokenizer.ggml.token_type")
-  if not isinstance(tokens, list) or not isinstance(merges, list):
+  tokens = _value(metadata, "tokenizer.ggml.tokens", list, where)
+  merges = _value(metadata, "tokenizer.ggml.merges", list, where)
+  types = _value(metadata, "tokenizer.ggml.token_type", np.ndarray, where)
+  if tokens is None or merges is None:
     raise ModelError(f"{where}: its tokenizer has no tokens or no merges")
   if types is None or len(types) != len(tokens):
     raise ModelError(f"{where}: its tokenizer has {len(tokens)} tokens and another number of token types")
@@ -89,7 +91,7 @@ def write_tokenizer(metadata: Mapping[str, Any], folder: Path, where: str) -> st
   tokenizer.add_special_tokens([token for token in added if token.special])
   tokenizer.add_tokens([token for token in added if not token.special])
   special = _special_tokens(metadata, tokens, where)
-  if metadata.get("tokenizer.ggml.add_bos_token") and "bos_token" in special:
+  if _value(metadata, "tokenizer.ggml.add_bos_token", bool, where) and "bos_token" in special:
     bos = special["bos_token"]
     tokenizer.post_processor = processors.TemplateProcessing(  # type: ignore[assignment]
       single=f"{bos} $A", pair=f"{bos} $A {bos}:1 $B:1", special_tokens=[(bos, vocabulary[bos])]
@@ -102,8 +104,8 @@ def write_tokenizer(metadata: Mapping[str, Any], folder: Path, where: str) -> st
     "add_prefix_space": False,
   }
   context = metadata.get(f"{metadata.get('general.architecture')}.context_length")
-  if context:
-    config["model_max_length"] = int(context)
+  if isinstance(context, int) and context:
+    config["model_max_length"] = context
   template = metadata.get("tokenizer.chat_template")
   if isinstance(template, str):
     config["chat_template"] = template
@@ -116,10 +118,22 @@ def write_tokenizer(metadata: Mapping[str, Any], folder: Path, where: str) -> st
 def _special_tokens(metadata: Mapping[str, Any], tokens: list[str], where: str) -> dict[str, str]:
   special = {}
   for key, name in _SPECIAL.items():
-    index = metadata.get(f"tokenizer.ggml.{name}_token_id")
+    index = _value(metadata, f"tokenizer.ggml.{name}_token_id", int, where)
     if index is None:
       continue
     if not 0 <= index < len(tokens):
       raise ModelError(f"{where}: its tokenizer's {name} token {index} is not among its {len(tokens)} tokens")
     special[key] = tokens[index]
   return special
+
+
+def _value[T](metadata: Mapping[str, Any], key: str, kind: type[T], where: str) -> T | None:
+  """A value of the metadata; None where there is none.
+
+  Raises:
+    ModelError: it is of another type.
+  """
+  value = metadata.get(key)
+  if value is None or type(value) is kind:
+    return value
+  raise ModelError(f"{where}: {key} is of type {type(value).__name__}, {kind.__name__} is needed; the file is broken")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import math
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -100,7 +100,7 @@ class _Values:
     value = self.get(key)
     if value is None and optional:
       return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= sys.float_info.max:
       raise self.fail(f"{key} is {value!r}: a number above 0 is needed")
     return float(value)
 

@@ -22,7 +22,7 @@ class Reporter:
 
   def __init__(
     self,
-    run_directory: Path,
+    run_directory: Path | None,
     *,
     total_steps: int,
     completed_steps: int = 0,
@@ -34,7 +34,7 @@ class Reporter:
     """Opens the outputs.
 
     Args:
-      run_directory: where `metrics.jsonl` goes.
+      run_directory: where `metrics.jsonl` goes; None writes none, as where another process does.
       total_steps: the step at which the run ends.
       completed_steps: the step it goes on from.
       tensorboard_directory: None writes no TensorBoard events.
@@ -42,7 +42,9 @@ class Reporter:
       log_every: steps between lines where the stream is not a terminal.
       stream: standard output by default.
     """
-    self.metrics = MetricsFile(run_directory / "metrics.jsonl", completed_steps=completed_steps)
+    self._metrics: MetricsFile | None = None
+    if run_directory is not None:
+      self._metrics = MetricsFile(run_directory / "metrics.jsonl", completed_steps=completed_steps)
     self.last: dict[str, dict[str, Any]] = {}
     self._stream = stream or sys.stdout
     self._log_every = log_every
@@ -52,9 +54,13 @@ class Reporter:
       self._bar = tqdm(
         total=total_steps, initial=completed_steps, file=self._stream, dynamic_ncols=True, desc="training", unit="step"
       )
-    self._loggers: list[Logger] = [self.metrics, *loggers]
+    self._loggers: list[Logger] = [*([] if self._metrics is None else [self._metrics]), *loggers]
     if tensorboard_directory is not None:
       self._loggers.append(TensorBoardFile(tensorboard_directory, purge_step=completed_steps + 1))
+
+  def has(self, kind: str, step: int) -> bool:
+    """Whether `metrics.jsonl` holds a record of this kind and step."""
+    return self._metrics is not None and self._metrics.has(kind, step)
 
   def line(self, text: str) -> None:
     """Prints a line without breaking the progress bar."""

@@ -48,6 +48,11 @@ class Scores:
   seconds: float
 
 
+def weighed(scores: Mapping[str, npt.NDArray[np.float64]], weights: Mapping[str, float]) -> npt.NDArray[np.float64]:
+  """The sum of the functions' scores [completions], each times its weight."""
+  return sum((weight * scores[name] for name, weight in weights.items()), np.zeros_like(next(iter(scores.values()))))
+
+
 class RewardPool:
   """Worker processes that each know all of a run's reward functions."""
 
@@ -108,9 +113,10 @@ class RewardPool:
             worker.send(call_message(name, groups[number]).encode(), self._time_limit)
             selector.register(worker.descriptor, selectors.EVENT_READ, worker)
         wait = max(0.0, min(worker.deadline for worker in running) - time.monotonic())
-        ready: set[Any] = {key.data for key, _ in selector.select(wait)}
+        selector.select(wait)
         for worker, (name, number) in list(running.items()):
-          answer = worker.receive() if worker in ready else None
+          # Every one is asked: while one was started again, others may have answered in time.
+          answer = worker.receive()
           if answer is None and time.monotonic() >= worker.deadline:
             answer = {"error": f"it took longer than {self._time_limit:g} s", "dead": True}
           if answer is None:
@@ -124,10 +130,7 @@ class RewardPool:
             first_errors.setdefault(name, answer["error"])
           if answer.get("dead"):
             worker.restart()
-    rewards = np.zeros(count)
-    for name, weight in self._weights.items():
-      rewards += weight * scores[name]
-    return Scores(scores, rewards, failures, first_errors, time.perf_counter() - started)
+    return Scores(scores, weighed(scores, self._weights), failures, first_errors, time.perf_counter() - started)
 
   def close(self) -> None:
     """Ends the processes."""

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from maxtext_posttrain import maxtext_api
 from maxtext_posttrain.errors import GenerationError
@@ -81,7 +81,9 @@ class NativeEngine:
     self._graphdef, self._drawn, _ = nnx.split(decoder, nnx.RngState, ...)
     self._split_layers = LayerSplitter(model_weights(model), self._weights, config.param_scan_axis)
     options = compiler_options(mesh.devices.flat[0].platform)
-    self._wave = jax.jit(self._run_wave, static_argnames=("room",), compiler_options=options)
+    # Every process gets all of what is written.
+    whole = NamedSharding(mesh, PartitionSpec())
+    self._wave = jax.jit(self._run_wave, static_argnames=("room",), out_shardings=whole, compiler_options=options)
     self.programs = 0
 
   def generate(

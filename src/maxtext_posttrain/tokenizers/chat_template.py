@@ -97,7 +97,7 @@ def _load_file(path: Path) -> TemplateSource:
     return TemplateSource(str(path), text)
   try:
     content = json.loads(text)
-  except ValueError as error:
+  except (ValueError, RecursionError) as error:
     raise ChatTemplateError(f"chat template {path}: not JSON: {one_line(error)}") from error
   found = content.get("chat_template") if isinstance(content, dict) else None
   if found is None:
@@ -113,8 +113,8 @@ def named_templates(name: str, found: Any) -> TemplateSource:
   """
   if isinstance(found, str):
     return TemplateSource(name, found)
-  if isinstance(found, list) and all(isinstance(item, dict) for item in found):
-    found = {item.get("name"): item.get("template") for item in found}
+  if isinstance(found, list) and all(isinstance(item, dict) and isinstance(item.get("name"), str) for item in found):
+    found = {item["name"]: item.get("template") for item in found}
   if not isinstance(found, dict) or not all(isinstance(text, str) for text in found.values()):
     raise ChatTemplateError(f"chat template {name}: chat_template must be a string or a list of named templates")
   if "default" not in found:

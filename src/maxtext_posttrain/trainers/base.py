@@ -9,7 +9,7 @@ import functools
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -17,7 +17,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tunix.sft import peft_trainer, profiler
 
-from maxtext_posttrain import maxtext_api, maxtext_lora
+from maxtext_posttrain import hosts, maxtext_api, maxtext_lora
 from maxtext_posttrain.checkpointing.manager import MaxTextLayoutCheckpointManager, install
 from maxtext_posttrain.config.saved import save_config
 from maxtext_posttrain.data import (
@@ -51,6 +51,11 @@ from maxtext_posttrain.trainers.train_step import (
   make_train_step,
 )
 
+_ROWS = 1
+"""The axis of an update's arrays along which its sequences lie."""
+
+Split = Literal["train", "eval"]
+
 
 def run(
   objective: Objective,
@@ -75,12 +80,22 @@ def run(
   Raises:
     PostTrainError: one line on what ended the run.
   """
-  with StopRequest().listening() as stop, quiet_late_writes(show=config.maxtext_log):
+  with (
+    StopRequest().listening() as stop,
+    quiet_late_writes(show=config.maxtext_log),
+    contextlib.ExitStack() as together,
+  ):
+
+    def joined() -> None:
+      together.enter_context(hosts.ending_together())
+      together.enter_context(hosts.quiet_beside_first())
+
+    hosts.join(config)
     if dry_run:
-      session = Session(objective, config, with_weights=False, compiles=compiles, prepared=prepared)
+      session = Session(objective, config, with_weights=False, compiles=compiles, prepared=prepared, joined=joined)
       session.print_plan()
       return 0
-    session = Session(objective, config, prepared=prepared)
+    session = Session(objective, config, prepared=prepared, joined=joined)
     return session.train(stop)
 
 
@@ -129,6 +144,7 @@ class Session:
     with_weights: bool = True,
     compiles: bool = True,
     prepared: Callable[[], PreparedData] | None = None,
+    joined: Callable[[], None] = lambda: None,
   ):
     """Builds the model, the data and the compiled steps; writes nothing.
 
@@ -138,6 +154,7 @@ class Session:
       with_weights: False plans only, and allocates no weights.
       compiles: False compiles nothing, for a plan alone.
       prepared: waits for data that are being read already; without it they are read here.
+      joined: called once the processes of the run know of each other, before anything is built.
 
     Raises:
       ConfigError: MaxText or the devices refuse the configuration, or it does not fit their memory.
@@ -151,12 +168,17 @@ class Session:
     overrides = absolute_paths(config.maxtext_overrides())
     # Where only epochs are asked for, the data says how many steps that is, and the schedule needs to know.
     datasets = None
-    if config.get("num_epoch") and "steps" not in overrides:
-      self.maxtext = maxtext_api.build_config(overrides, hidden_environment=config.environment)
+    by_epochs = config.get("num_epoch") and "steps" not in overrides
+    # MaxText connects the processes of a TPU here; before it nothing may look at a device.
+    self.maxtext: MaxTextConfig = maxtext_api.build_config(overrides, hidden_environment=config.environment)
+    joined()
+    if by_epochs:
+      self.mesh = maxtext_api.build_mesh(self.maxtext)
+      self.batch_specs = self._batch_specs()
       datasets = self._build_datasets()
       batches = datasets.train.total_batches or 0
       overrides["steps"] = max(1, -(-batches // self.maxtext.gradient_accumulation_steps))
-    self.maxtext: MaxTextConfig = maxtext_api.build_config(overrides, hidden_environment=config.environment)
+      self.maxtext = maxtext_api.build_config(overrides, hidden_environment=config.environment)
     self.mesh: Mesh = maxtext_api.build_mesh(self.maxtext)
     self.lora = maxtext_lora.lora_states(self.maxtext, self.mesh) if maxtext_lora.lora_enabled(self.maxtext) else None
     self.pretraining: PretrainingState = (
@@ -165,10 +187,7 @@ class Session:
     self.adapter: AdapterRecord | None = None
     self.tx = add_gradient_clipping(self.pretraining.tx, self.maxtext.gradient_clipping_threshold)
     self.graphdef = maxtext_api.train_state_graphdef(self.pretraining, self.tx)
-    self.batch_specs = {
-      "train": self._batch_spec(self.maxtext.gradient_accumulation_steps, self.maxtext.micro_batch_size_to_train_on),
-      "eval": self._batch_spec(1, self.maxtext.micro_batch_size_to_eval_on),
-    }
+    self.batch_specs = self._batch_specs()
     self.frozen = FrozenModels(
       objective.frozen_models(config, self.maxtext),
       live=self.maxtext,
@@ -219,24 +238,26 @@ class Session:
     return f"{self.maxtext.checkpoint_dir.rstrip('/')}/{self.objective.checkpoint_role}"
 
   def _build_datasets(self) -> Datasets:
-    processes = jax.process_count()
-    batch_size, remainder = divmod(self.maxtext.micro_batch_size_to_train_on, processes)
-    eval_batch_size, eval_remainder = divmod(self.maxtext.micro_batch_size_to_eval_on, processes)
-    if remainder or eval_remainder or not batch_size or not eval_batch_size:
-      raise ConfigError(
-        f"per_device_batch_size={self.maxtext.per_device_batch_size}: {self.maxtext.micro_batch_size_to_train_on}"
-        f" sequences (evaluation: {self.maxtext.micro_batch_size_to_eval_on}) can't be shared by {processes} processes"
-      )
     data = self._prepared()
     for name, rows in (("data", data.train), ("evaluation data", data.evaluation)):
       if rows is not None:
         for line in rows.report.lines():
           print(f"{name}: {line}", flush=True)
-    sharding = {"process_index": jax.process_index(), "process_count": processes}
+    sizes = {"train": self.maxtext.micro_batch_size_to_train_on, "eval": self.maxtext.micro_batch_size_to_eval_on}
     return Datasets(
-      data.train.dataset(batch_size=batch_size, **sharding),
-      None if data.evaluation is None else data.evaluation.dataset(batch_size=eval_batch_size, **sharding),
+      data.train.dataset(batch_size=sizes["train"], mine=self.held_rows("train")),
+      None
+      if data.evaluation is None
+      else data.evaluation.dataset(batch_size=sizes["eval"], mine=self.held_rows("eval")),
     )
+
+  def held_rows(self, split: Split) -> list[int] | None:
+    """The places in a micro-batch whose rows this process's devices hold; None for all of them."""
+    specs = self.batch_specs.get(split)
+    if specs is None:
+      return None
+    spec = next(iter(specs.values()))
+    return hosts.held_rows(spec.sharding, spec.shape, _ROWS)
 
   def _compile(self) -> CompiledSteps:
     config, mesh = self.maxtext, self.mesh
@@ -273,31 +294,58 @@ class Session:
       options = compiler_options(mesh.devices.flat[0].platform)
       train = train_step.lower(state, frozen, self.batch_specs["train"]).compile(options)
       evaluate = None
-      if config.eval_interval > 0 and not self.objective.evaluates_itself:
-        spec = self.batch_specs["eval"]
+      spec = self.batch_specs.get("eval")
+      if spec is not None:
         eval_step = jax.jit(
           make_eval_step(self.graphdef, loss, self.objective.weight), in_shardings=(*shardings, _shardings(spec))
         )
         evaluate = eval_step.lower(state, frozen, spec).compile(options)
     return CompiledSteps(train, evaluate, train.memory_analysis(), time.perf_counter() - started)
 
+  def _batch_specs(self) -> dict[Split, dict[str, jax.ShapeDtypeStruct]]:
+    """The arrays of an update, and those of a step of evaluation where there is one."""
+    mt = self.maxtext
+    specs: dict[Split, dict[str, jax.ShapeDtypeStruct]] = {
+      "train": self._batch_spec(mt.gradient_accumulation_steps, mt.micro_batch_size_to_train_on)
+    }
+    if mt.eval_interval > 0 and not self.objective.evaluates_itself:
+      specs["eval"] = self._batch_spec(1, mt.micro_batch_size_to_eval_on)
+    return specs
+
   def _batch_spec(self, micro_batches: int, batch: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """The arrays [micro-batches, batch, ...] of an update, each micro-batch placed as pre-training places it."""
+    """The arrays [micro-batches, batch, ...] of an update, each micro-batch placed as pre-training places it.
+
+    Raises:
+      ConfigError: the devices can't share out so many sequences evenly.
+    """
     placed = maxtext_api.batch_sharding(self.maxtext, self.mesh).spec
     spec = {}
     for key, leaf in self.objective.batch_spec(self.config, self.maxtext, batch).items():
       # Pre-training's is of [batch, seq]; of arrays with other axes the batch alone is shared out.
       axes = placed if len(leaf.shape) == 2 and leaf.shape[1] == self.maxtext.max_target_length else placed[:1]
       sharding = NamedSharding(self.mesh, PartitionSpec(None, *axes))
-      spec[key] = jax.ShapeDtypeStruct((micro_batches, *leaf.shape), leaf.dtype, sharding=sharding)
+      shape = (micro_batches, *leaf.shape)
+      try:
+        sharding.shard_shape(shape)
+      except ValueError as error:
+        raise ConfigError(
+          f"per_device_batch_size={self.maxtext.per_device_batch_size}: micro-batches of {batch} sequences of"
+          f" {self.maxtext.max_target_length} tokens can't be shared out evenly over the devices of ici_*_parallelism"
+          f" and dcn_*_parallelism ({dict(self.mesh.shape)}); make it a multiple, or give another axis more devices"
+        ) from error
+      spec[key] = jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=sharding)
     return spec
 
-  def place(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-    """This process's part of a [micro-batches, batch, ...] batch, as global arrays."""
-    shardings = {key: self.batch_specs["train"][key].sharding for key in batch}
-    if jax.process_count() == 1:
-      return jax.device_put(dict(batch), shardings)
-    return {key: jax.make_array_from_process_local_data(shardings[key], value) for key, value in batch.items()}
+  def place(self, batch: Mapping[str, np.ndarray], split: Split = "train") -> dict[str, jax.Array]:
+    """This process's rows (`held_rows`) of a [micro-batches, batch, ...] batch, as global arrays."""
+    specs = self.batch_specs[split]
+    if not hosts.several():
+      return jax.device_put(dict(batch), {key: specs[key].sharding for key in batch})
+    held = self.held_rows(split)
+    return {
+      key: hosts.global_array(value, specs[key].sharding, axis=_ROWS, rows=specs[key].shape[_ROWS], held=held)
+      for key, value in batch.items()
+    }
 
   def print_plan(self) -> None:
     """Prints what the run would do.
@@ -312,6 +360,7 @@ class Session:
   def train(self, stop: StopRequest) -> int:
     """Restores, trains, saves; returns the exit code."""
     config, mt = self.config, self.maxtext
+    hosts.meet()
     with maxtext_api.mesh_context(mt, self.mesh):
       trainer, batches, manager = self._build_trainer()
       completed = trainer.train_steps
@@ -321,10 +370,10 @@ class Session:
         )
       self.objective.before_training(self, completed)
       reporter = Reporter(
-        self.run_directory,
+        self.run_directory if hosts.is_first() else None,
         total_steps=mt.steps,
         completed_steps=completed,
-        tensorboard_directory=mt.tensorboard_dir if mt.enable_tensorboard else None,
+        tensorboard_directory=mt.tensorboard_dir if mt.enable_tensorboard and hosts.is_first() else None,
         loggers=wandb_loggers(self),
         log_every=config.log_every,
       )
@@ -333,7 +382,7 @@ class Session:
         steps=mt.steps,
         gradient_accumulation_steps=mt.gradient_accumulation_steps,
         completed_steps=completed,
-        stop=stop,
+        stop=hosts.AgreedStop(stop, self.mesh) if hosts.several() else stop,
       )
       frozen = self.load_frozen(self.frozen, completed)
       if not (completed or mt.load_parameters_path or mt.load_full_state_path):
@@ -354,7 +403,7 @@ class Session:
       )
       report = leaving_report(self, reporter, completed=completed, stop=stop)
       with report, contextlib.closing(manager), contextlib.closing(batches), contextlib.closing(reporter):
-        if jax.process_index() == 0:
+        if hosts.is_first():
           save_config(config, self.run_directory)
         trainer.run(self._evaluation_pass())
       done = trainer.train_steps
@@ -416,10 +465,13 @@ class Session:
     if mt.load_parameters_path or mt.load_full_state_path:
       return mt.load_parameters_path or mt.load_full_state_path
     if completed:
+      fresh = False
       with contextlib.suppress(ReportError):
         record = RunRecord.read(self.run_directory)
-        if record is not None and (record.trainer, record.first_step) == (self.objective.name, 0):
-          return None
+        fresh = record is not None and (record.trainer, record.first_step) == (self.objective.name, 0)
+      # Only the first process wrote a record, which may lie on its host alone.
+      if hosts.from_first(np.bool_(fresh)):
+        return None
       raise CheckpointError(
         f"{self.run_directory}: goes on at step {completed}, and nothing says which weights it started from; the"
         f" {self.objective.name} trainer compares with them: name them with load_parameters_path"
@@ -431,7 +483,7 @@ class Session:
     for node, part in ((trainer.model, "model"), (trainer.optimizer, "optimizer")):
       shardings = jax.tree.map(lambda leaf: leaf.sharding, self.pretraining.state[part])
       live = nnx.state(node, nnx.Not(nnx.Intermediate))
-      nnx.update(node, jax.device_put(live, shardings))
+      nnx.update(node, hosts.placed(live, shardings))
 
   def _tunix_config(self) -> peft_trainer.TrainingConfig:
     mt = self.maxtext

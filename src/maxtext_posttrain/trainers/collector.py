@@ -16,8 +16,9 @@ from maxtext_posttrain.data.batches import PADDING_ROW
 from maxtext_posttrain.data.prompts import PromptRows
 from maxtext_posttrain.errors import TrainingError
 from maxtext_posttrain.losses.grpo import AdvantageScale, Aggregation, group_advantages, zero_spread
-from maxtext_posttrain.rewards.pool import RewardPool, Scores
+from maxtext_posttrain.rewards.pool import Scores
 from maxtext_posttrain.rewards.sample import RewardSample
+from maxtext_posttrain.rewards.shared import Rewards
 from maxtext_posttrain.trainers.rollouts import Rollout, RolloutShape, Trajectory, rollout_batch
 
 LogProbs = Callable[[Batch], npt.NDArray[np.float32]]
@@ -80,7 +81,7 @@ class RolloutCollector:
     prompts: PromptRows,
     engine: base_rollout.BaseRollout,
     weights: Callable[[], Any],
-    rewards: RewardPool,
+    rewards: Rewards,
     settings: CollectorSettings,
     shape: RolloutShape,
     engine_weights: Callable[[Any], Any] = lambda weights: weights,

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -21,9 +22,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
 from tunix.rl.rollout import base_rollout
 
-from maxtext_posttrain import maxtext_api, maxtext_lora
+from maxtext_posttrain import hosts, maxtext_api, maxtext_lora
 from maxtext_posttrain.checkpointing.names import ACTOR
 from maxtext_posttrain.data import BATCH_KEYS, BatchIterator, PreparedData
 from maxtext_posttrain.data import Batch as HostBatch
@@ -41,6 +43,7 @@ from maxtext_posttrain.report.completions import SAMPLES
 from maxtext_posttrain.report.metrics_file import MetricsFile
 from maxtext_posttrain.rewards.pool import RewardPool
 from maxtext_posttrain.rewards.sample import RewardSettings
+from maxtext_posttrain.rewards.shared import Rewards, SharedRewards
 from maxtext_posttrain.rollout.engines import build_rollout
 from maxtext_posttrain.rollout.text import completion_ends
 from maxtext_posttrain.trainers import outputs
@@ -172,6 +175,7 @@ class GRPO(Objective):
       dataset.shape,
       self._players.collector(dataset),
       aggregation=config.rl.loss_agg_mode,
+      mine=dataset.mine,
       on_close=self._players.close,
     )
 
@@ -267,13 +271,15 @@ class Players:
       max_batch=max_completions,
     )
     processes = config.reward_num_workers or min(_DEFAULT_REWARD_PROCESSES, os.cpu_count() or 1)
-    self.rewards = RewardPool(
+    start = functools.partial(
+      RewardPool,
       config.reward_weights,
       reward_settings(config),
       workers=(os.cpu_count() or 1) if processes == -1 else processes,
       time_limit=config.reward_worker_timeout_seconds,
       failure_score=config.reward_failure_score,
     )
+    self.rewards: Rewards = SharedRewards(config.reward_weights, start) if hosts.several() else start()
     self._engine_weights = engine_weights(session)
     self._samples: MetricsFile | None = None
 
@@ -320,16 +326,17 @@ class Players:
     temperature = float(session.config.decode_sampling_temperature)
     graphdef = nnx.graphdef(session.pretraining.abstract_model)
 
-    @jax.jit
+    # Every process needs all of them: its rollout is the whole one.
+    @functools.partial(jax.jit, out_shardings=NamedSharding(session.mesh, PartitionSpec()))
     def log_probs(state: nnx.State, batch: Mapping[str, jax.Array]) -> jax.Array:
       model = nnx.merge(graphdef, state, copy=True)
       return outputs.token_outputs(session.maxtext, model, batch, is_train=False, temperature=temperature).log_probs
 
-    sharding = maxtext_api.batch_sharding(session.maxtext, session.mesh)
+    mine = session.held_rows("train") or slice(None)
 
     def of_batch(batch: HostBatch) -> np.ndarray:
-      placed = jax.device_put({key: batch[key] for key in BATCH_KEYS}, sharding)
-      return np.asarray(log_probs(session.trainer.model_state, placed))
+      placed = session.place({key: batch[key][None, mine] for key in BATCH_KEYS})
+      return np.asarray(log_probs(session.trainer.model_state, {key: values[0] for key, values in placed.items()}))
 
     return of_batch
 
@@ -337,7 +344,7 @@ class Players:
     """Appends a rollout's first completions to `samples.jsonl`, with the update that they come in first."""
     session = self._session
     count = session.config.samples_per_rollout
-    if not count:
+    if not count or not hosts.is_first():
       return
     step = session.trainer.train_steps
     if self._samples is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import jax
 import numpy as np
@@ -17,7 +17,7 @@ import optax
 from flax import nnx
 from tunix.sft import peft_trainer
 
-from maxtext_posttrain import maxtext_api
+from maxtext_posttrain import hosts, maxtext_api
 from maxtext_posttrain.checkpointing.manager import MaxTextLayoutCheckpointManager
 from maxtext_posttrain.data import StepBudgetedIterator
 from maxtext_posttrain.errors import TrainingError
@@ -26,7 +26,7 @@ from maxtext_posttrain.trainers.objective import Objective
 from maxtext_posttrain.trainers.train_step import CompiledSteps, FrozenStates
 
 EvalBatches = Iterable[dict[str, np.ndarray]] | Callable[[], dict[str, float]]
-PlaceBatch = Callable[[Mapping[str, np.ndarray]], dict[str, jax.Array]]
+PlaceBatch = Callable[[Mapping[str, np.ndarray], Literal["train", "eval"]], dict[str, jax.Array]]
 
 
 class _EndOfDataError(Exception):
@@ -130,7 +130,7 @@ class PostTrainer(peft_trainer.PeftTrainer):
     return self._update, self._steps.evaluate
 
   def _prepare_inputs(self, input_data: Any) -> Any:
-    return self._place(input_data)
+    return self._place(input_data, "train")
 
   def _update(self, batch: dict[str, jax.Array]) -> tuple[Any, Any, Any]:
     """Makes one update; with `skip`, as many attempts as it takes to find a finite gradient."""
@@ -203,7 +203,8 @@ class PostTrainer(peft_trainer.PeftTrainer):
     """One pass over the evaluation data: means over all of it."""
     # Tunix evaluates as training starts; a resumed run does so only where the run before it was to and did not.
     due = self._train_steps % self.config.eval_every_n_steps == 0
-    if not due or self._reporter.metrics.has("eval", self._train_steps):
+    # Only the first process has the metrics.
+    if not due or hosts.from_first(np.bool_(self._reporter.has("eval", self._train_steps))):
       return
     self._flush_train_metrics()
     values = eval_ds() if callable(eval_ds) else self._mean_loss(eval_ds, eval_step_fn)
@@ -213,7 +214,7 @@ class PostTrainer(peft_trainer.PeftTrainer):
   def _mean_loss(self, eval_ds: Iterable[Any], eval_step_fn: Callable[..., Any]) -> dict[str, float]:
     sums: Any = None
     for batch in eval_ds:
-      result = jax.tree.map(float, jax.device_get(eval_step_fn(self._state, self._frozen, self._place(batch))))
+      result = jax.tree.map(float, jax.device_get(eval_step_fn(self._state, self._frozen, self._place(batch, "eval"))))
       sums = result if sums is None else jax.tree.map(operator.add, sums, result)
     weight_name = self._objective.weight_name
     if sums is None or not sums["weight"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -69,17 +70,14 @@ def estimate(session: Session) -> MemoryEstimate:
 
 
 def _tensor(mesh: Mesh) -> int:
-  size = 1
-  for axis in _TENSOR_AXES:
-    size *= dict(mesh.shape).get(axis, 1)
-  return size
+  return math.prod(mesh.shape.get(axis, 1) for axis in _TENSOR_AXES)
 
 
 def _share(session: Session, tensor: int) -> Share:
   """One device's part of a micro-batch."""
   spec = session.batch_specs["train"]["inputs"]
   *local, length = spec.sharding.shard_shape(spec.shape)
-  rows, local_rows = _product(spec.shape[1:-1]), _product(local[1:])
+  rows, local_rows = math.prod(spec.shape[1:-1]), math.prod(local[1:])
   tokens = local_rows * length
   held = logit_positions(session.maxtext, session.pretraining.abstract_model, (rows, spec.shape[-1]))
   return Share(tokens, spec.shape[-1], min(tokens, -(-held * tokens // (rows * spec.shape[-1]))), tensor)
@@ -92,7 +90,7 @@ def _rollout(session: Session, model: Decoder, share: Share, tensor: int) -> dic
   if not completions:
     return {}
   spec = session.batch_specs["train"]["inputs"]
-  shards = max(1, _product(spec.shape[1:]) // share.tokens)
+  shards = max(1, math.prod(spec.shape[1:]) // share.tokens)
   prompt = _power_of_two(mt.max_prefill_predict_length)
   room = _power_of_two(mt.max_target_length - mt.max_prefill_predict_length)
   sequences = -(-_power_of_two(max(completions, session.mesh.size)) // shards)
@@ -112,13 +110,6 @@ def _rollout(session: Session, model: Decoder, share: Share, tensor: int) -> dic
     "prompts at work": memory.forward_bytes(model, prefill),
     "logits": memory.logit_bytes(model, writing),
   }
-
-
-def _product(numbers: Any) -> int:
-  result = 1
-  for number in numbers:
-    result *= int(number)
-  return result
 
 
 def _power_of_two(number: int) -> int:

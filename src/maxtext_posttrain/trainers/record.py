@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import jax
 
-from maxtext_posttrain import __version__, commands
+from maxtext_posttrain import __version__, commands, hosts
 from maxtext_posttrain.checkpointing.manager import checkpointing_enabled
 from maxtext_posttrain.config import shown_values
 from maxtext_posttrain.config.schema import SECRET_KEYS
@@ -43,7 +43,7 @@ def leaving_report(session: Session, reporter: Reporter, *, completed: int, stop
     completed: the step it goes on from.
     stop: whether a signal asked for a stop.
   """
-  if jax.process_index() != 0:
+  if not hosts.is_first():
     yield
     return
   folder = session.run_directory
@@ -79,7 +79,7 @@ def wandb_loggers(session: Session) -> list[Logger]:
     TrainingError: it can't be started.
   """
   config = session.config
-  if not config.enable_wandb or jax.process_index() != 0:
+  if not config.enable_wandb or not hosts.is_first():
     return []
   from maxtext_posttrain.report.wandb import WandbRun
 

@@ -11,8 +11,10 @@ import numpy as np
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
+from maxtext_posttrain import hosts
 from maxtext_posttrain.data.reference_cache import FILE_NAME, Compute, fill_reference
 from maxtext_posttrain.data.reference_rows import ReferenceRows
+from maxtext_posttrain.errors import ConfigError
 from maxtext_posttrain.performance import compiler_options
 from maxtext_posttrain.trainers.frozen import FrozenModels
 from maxtext_posttrain.trainers.objective import Batch, FrozenModel
@@ -35,8 +37,14 @@ def precompute(session: Session, completed: int, sums: Callable[[nnx.Module, Bat
     A line on what was done.
 
   Raises:
+    ConfigError: the processes have no folder in common.
     CheckpointError: see `fill_reference`; or the starting weights can't be told or read.
   """
+  if hosts.several() and "://" in session.maxtext.base_output_directory:
+    raise ConfigError(
+      "dpo.reference=precomputed: several processes share the file of log-probabilities in the run's folder, which"
+      " for a bucket lies on one host; use dpo.reference=frozen, or a base_output_directory that all hosts mount"
+    )
   datasets = {"train": session.datasets.train, "evaluation": session.datasets.evaluation}
   sources = {
     name: dataset.source
@@ -59,8 +67,7 @@ def precompute(session: Session, completed: int, sums: Callable[[nnx.Module, Bat
       out_shardings=NamedSharding(mesh, PartitionSpec()),
       compiler_options=compiler_options(mesh.devices.flat[0].platform),
     )
-    share = mt.micro_batch_size_to_train_on // jax.process_count()
-    mine = slice(jax.process_index() * share, (jax.process_index() + 1) * share)
+    mine = session.held_rows("train") or slice(None)
     return lambda batch: np.asarray(
       compiled(states, session.place({key: values[None, mine] for key, values in batch.items()}))
     )
@@ -72,7 +79,7 @@ def precompute(session: Session, completed: int, sums: Callable[[nnx.Module, Bat
     model=_describe_model(session),
     batch_rows=session.maxtext.micro_batch_size_to_train_on,
     resuming=completed > 0,
-    writes=jax.process_index() == 0,
+    writes=hosts.is_first(),
     load=load,
   )
 

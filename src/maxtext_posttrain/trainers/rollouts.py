@@ -112,6 +112,7 @@ class RolloutBatches(Iterator[Batch]):
     collector: Collector,
     *,
     aggregation: Aggregation,
+    mine: Sequence[int] | None = None,
     on_close: Callable[[], None] = lambda: None,
   ):
     """Takes the parts.
@@ -121,6 +122,7 @@ class RolloutBatches(Iterator[Batch]):
       shape: the sizes.
       collector: makes rollouts of them.
       aggregation: how the loss weighs sequences.
+      mine: places in a micro-batch whose rows this process trains on; None is all of them.
       on_close: ends whatever works for the collector.
     """
     self.total_batches = None if prompts.total_batches is None else prompts.total_batches * shape.micro_batches
@@ -128,6 +130,7 @@ class RolloutBatches(Iterator[Batch]):
     self._shape = shape
     self._collector = collector
     self._aggregation: Aggregation = aggregation
+    self._mine = mine
     self._on_close = on_close
     self._rollout: Rollout | None = None
     self._number = 0
@@ -143,7 +146,8 @@ class RolloutBatches(Iterator[Batch]):
     start = self._served % (shape.updates * shape.accumulation) * shape.micro_batch
     self._served += 1
     trajectories = self._rollout.trajectories[start : start + shape.micro_batch]
-    return rollout_batch(trajectories, shape.length, self._aggregation)
+    batch = rollout_batch(trajectories, shape.length, self._aggregation)
+    return batch if self._mine is None else {key: values[list(self._mine)] for key, values in batch.items()}
 
   def metrics(self) -> dict[str, float]:
     """Of the rollout that the last micro-batch belongs to; its timings where that was of the rollout's first update."""

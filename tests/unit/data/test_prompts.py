@@ -129,10 +129,5 @@ def test_sizes_that_do_not_come_out_even(changes: dict[str, Any], batch_size: in
     prepared(**changes).dataset(batch_size=batch_size)
 
 
-def test_several_processes_are_refused():
-  with pytest.raises(ConfigError, match="one process"):
-    prepared().dataset(batch_size=4, process_index=0, process_count=2)
-
-
 def test_assembles_numbers():
   assert prepared().source.assemble([3, -1])["row"].dtype == np.int32

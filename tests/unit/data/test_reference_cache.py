@@ -87,6 +87,19 @@ def test_a_second_time_they_are_read(prepare, tmp_path: Path):
   assert [path.name for path in tmp_path.iterdir() if path.suffix == ".npz" or path.name.startswith(".")] == ["r.npz"]
 
 
+def test_the_file_is_readable_as_others_of_the_run(prepare, tmp_path: Path):
+  (tmp_path / "other").write_text("")
+  fill(tmp_path / "r.npz", prepare(), Reference())
+  assert (tmp_path / "r.npz").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
+def test_a_folder_that_cannot_be_written_is_named(prepare, tmp_path: Path):
+  (tmp_path / "run").write_text("a file")
+  with pytest.raises(CheckpointError, match=r"run/r\.npz can't be written: "):
+    fill(tmp_path / "run" / "r.npz", prepare(), Reference())
+  assert not (tmp_path / "run").is_dir()
+
+
 def test_a_resumed_run_whose_file_is_gone_computes_them_again(prepare, tmp_path: Path):
   reference = Reference()
   fill(tmp_path / "r.npz", prepare(), reference, resuming=True)

@@ -120,6 +120,7 @@ def replaced(folder: Path, name: str, value: float) -> None:
 DAMAGES: dict[str, tuple[Any, str]] = {
   "no metadata": (lambda f: (f / METADATA_FILE).unlink(), "holds no teacher_logits.json"),
   "metadata that are no JSON": (lambda f: (f / METADATA_FILE).write_text("{"), "can't be read"),
+  "metadata nested too deep": (lambda f: (f / METADATA_FILE).write_text("[" * 100_000), "can't be read"),
   "metadata that are a list": (lambda f: (f / METADATA_FILE).write_text("[1]"), "its version is None"),
   "another version": (lambda f: edit(f, version=9), "its version is 9"),
   "a key that is unknown": (lambda f: edit(f, surplus=1), "surplus"),

@@ -82,6 +82,7 @@ def test_what_a_config_leaves_out_is_what_transformers_takes() -> None:
     ("llama2", {"attention_bias": True}, "attention_bias is True"),
     ("llama2", {"mlp_bias": True}, "mlp_bias is True"),
     ("llama2", {"rms_norm_eps": -1}, "rms_norm_eps is -1"),
+    ("llama2", {"rms_norm_eps": 10**400}, "rms_norm_eps is 1000"),
     ("llama2", {"tie_word_embeddings": "no"}, "tie_word_embeddings is 'no'"),
     ("llama2", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}}, "rope_scaling 'yarn'"),
     ("llama2", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4}}, "factor is None"),

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import struct
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from maxtext_posttrain.errors import ModelError
 from maxtext_posttrain.models.families import FAMILIES
 from maxtext_posttrain.models.gguf_files import GgufFile
+from maxtext_posttrain.models.gguf_tokenizer import write_tokenizer
+from maxtext_posttrain.models.huggingface_config import from_huggingface
 from maxtext_posttrain.models.tensor_source import GgufSource
 from maxtext_posttrain.models.weights import list_weights
 from tests.support import families, gguf_models
@@ -95,3 +100,51 @@ def test_metadata_are_the_packages(tmp_path: Path) -> None:
     if not key.startswith("GGUF."):
       have = ours[key]
       assert (have.tolist() if isinstance(have, np.ndarray) else have) == field.contents(), key
+
+
+@pytest.mark.parametrize(
+  ("key", "value"),
+  [
+    ("model", np.array([1, 2])),
+    ("pre", ["smollm"]),
+    ("tokens", "abc"),
+    ("merges", 3),
+    ("token_type", 3),
+    ("token_type", "x" * len(gguf_models.TOKENS)),
+    ("bos_token_id", "x"),
+    ("bos_token_id", 1.5),
+    ("add_bos_token", np.array([1, 2])),
+  ],
+)
+def test_a_tokenizers_value_of_another_type_is_named(tmp_path: Path, key: str, value: Any) -> None:
+  gguf_models.write(tmp_path / "model.gguf", "llama2", tokens=gguf_models.TOKENS)
+  metadata = GgufFile(tmp_path / "model.gguf").metadata | {f"tokenizer.ggml.{key}": value}
+  with pytest.raises(ModelError, match=f"^here: tokenizer.ggml.{key} is of type "):
+    write_tokenizer(metadata, tmp_path, "here")
+
+
+@pytest.mark.parametrize(("heads", "says"), [(0, "num_attention_heads is 0"), ("x", "num_attention_heads is 'x'")])
+def test_heads_that_are_no_number_are_named_where_the_27b_model_divides_by_them(
+  tmp_path: Path, heads: Any, says: str
+) -> None:
+  gguf_models.write(tmp_path / "model.gguf", "gemma2")
+  file = GgufFile(tmp_path / "model.gguf")
+  file.metadata |= {"gemma2.block_count": 46, "gemma2.attention.head_count": heads}
+  with pytest.raises(ModelError, match=says):
+    from_huggingface(file.huggingface_config())
+
+
+def test_frequencies_that_are_empty_are_named(tmp_path: Path) -> None:
+  gguf_models.write(tmp_path / "model.gguf", "llama2", add={"rope_freqs.weight": np.zeros(0, np.float32)})
+  with pytest.raises(ModelError, match=r"tensor rope_freqs\.weight is empty"):
+    GgufFile(tmp_path / "model.gguf").huggingface_config()
+
+
+def test_a_tensor_without_dimensions_is_named(tmp_path: Path) -> None:
+  path = tmp_path / "model.gguf"
+  gguf_models.write(path, "llama2", add={"rope_freqs.weight": np.ones(8, np.float32)})
+  data = path.read_bytes()
+  rank = data.index(b"rope_freqs.weight") + len(b"rope_freqs.weight")
+  path.write_bytes(data[:rank] + struct.pack("<I", 0) + data[rank + 4 :])
+  with pytest.raises(ModelError, match=r"tensor rope_freqs\.weight has 0 dimensions"):
+    GgufFile(path)

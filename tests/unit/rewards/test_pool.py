@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from maxtext_posttrain.errors import RewardError
+from maxtext_posttrain.rewards import pool as pool_module
 from maxtext_posttrain.rewards.pool import RewardPool
 from maxtext_posttrain.rewards.sample import RewardSample, RewardSettings
 
@@ -35,6 +36,10 @@ def hang(prompts, completions, answers):
 def spin(prompts, completions, answers):
   while True:
     pass
+
+def brief(prompts, completions, answers):
+  time.sleep(0.3)
+  return [2.0] * len(prompts)
 
 def die(prompts, completions, answers):
   os._exit(7)
@@ -147,6 +152,26 @@ def test_a_call_that_hangs_is_ended_in_time(file: str):
   }  # fmt: skip
   assert scores.first_errors[f"{file}:hang"] == "it took longer than 0.6 s"
   assert scores.by_function[f"{file}:length"].tolist() == [1, 7, 1, 4]
+
+
+def test_an_answer_in_time_counts_though_another_process_was_started_again_meanwhile(
+  file: str, monkeypatch: pytest.MonkeyPatch
+):
+  restart = pool_module._Worker.restart
+
+  def slow_restart(worker: pool_module._Worker) -> None:
+    time.sleep(1.5)
+    restart(worker)
+
+  monkeypatch.setattr(pool_module._Worker, "restart", slow_restart)
+  weights = {f"{file}:die": 1.0, f"{file}:brief": 1.0}
+  pool = RewardPool(weights, RewardSettings(), workers=2, time_limit=1.0)
+  try:
+    scores = pool.score(GROUPS[:1])
+  finally:
+    pool.close()
+  assert scores.failures == {f"{file}:die": 1, f"{file}:brief": 0}
+  assert scores.by_function[f"{file}:brief"].tolist() == [2, 2]
 
 
 @pytest.mark.parametrize(
