@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tests.conftest import REPOSITORY
@@ -30,14 +30,21 @@ def prose(page: Path) -> str:
   return _FENCE.sub("", page.read_text(encoding="utf-8"))
 
 
-def shell_commands(page: Path) -> Iterator[list[str]]:
+def stand_in(placeholder: str) -> str:
+  """One word for a placeholder: `KEYS` for several keys, else `x`."""
+  return "KEYS" if placeholder.endswith(" keys") else "x"
+
+
+def shell_commands(page: Path, fill: Callable[[str], str] = stand_in) -> Iterator[list[str]]:
   """The words of each command in a page's `sh` blocks.
 
-  A placeholder `<…>` is one word: `KEYS` where it stands alone, else `x`.
+  Args:
+    page: the document.
+    fill: says what stands for a placeholder, given without its `<` and `>`; it may be several words.
   """
   for block in blocks(page, "sh"):
-    text = re.sub(r"(?<=\s)<[^<>]+>(?=\s)", "KEYS", block.replace("\\\n", " "))
-    for line in re.sub(r"<[^<>]+>", "x", text).splitlines():
+    text = re.sub(r"<([^<>]+)>", lambda found: fill(found[1]), block.replace("\\\n", " "))
+    for line in text.splitlines():
       words = shlex.split(line, comments=True)
       if words:
         yield words

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -12,18 +11,16 @@ from typing import Any
 
 import pytest
 
-from maxtext_posttrain.commands import TOOLS, TRAINERS, arguments
+from maxtext_posttrain.commands import TOOLS, arguments
 from maxtext_posttrain.config import load_config
 from maxtext_posttrain.config.lookup import Folders
 from maxtext_posttrain.config.schema import Schema
 from maxtext_posttrain.errors import ConfigError
 from tests.conftest import REPOSITORY
+from tests.support.commands import Command
 from tests.support.documents import PAGES, blocks, name_of, shell_commands
 
 COMMANDS = [(name_of(page), words) for page in PAGES for words in shell_commands(page)]
-MODULES = {"train_sft": "sft", "train_dpo": "dpo", "train_distill": "distill", "train_grpo": "grpo", "train_rl": "grpo"}
-PRETRAINING = "maxtext.trainers.pre_train.train"
-ELLIPSIS = "…"
 
 MODEL = "model_name: default\nbase_emb_dim: 64\nbase_num_decoder_layers: 2\nvocab_size: 32000\n"
 RUN = "run_name: r\nbase_output_directory: runs\nsteps: 5\nhf_train_files: data/train.jsonl\n"
@@ -125,32 +122,27 @@ def check(words: Sequence[str], folder: Path) -> None:
     AssertionError: it names what there is not.
     ConfigError: its configuration or its arguments are wrong.
   """
-  # Variables that the shell sets for the command.
-  words = list(itertools.dropwhile(re.compile(r"[A-Z][A-Z0-9_]*=").match, words))
-  if words[0].endswith(".sh"):
-    script = (REPOSITORY / words[0]).resolve()
-    assert script.is_file(), f"no such script: {words[0]}"
-    assert os.access(script, os.X_OK), f"{words[0]} can't be run"
-    check_keys(words[1:])
-  elif words[0] == "make":
-    words = [word for word in words if not re.match(r"[A-Z_]+=", word)]
-    targets = re.findall(r"^([a-z0-9-]+):.*##", (REPOSITORY / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
-    assert set(words[1:]) <= set(targets), f"no such target: {words}"
-  elif words[0] == "posttrain" and words[1] in TRAINERS:
-    check_trainer(words[1], words[2:], folder)
-  elif words[0] == "posttrain":
-    assert words[1] in TOOLS, f"no such command: {words[1]}"
-    check_tool(words[1], words[2:])
-  elif words[:2] == ["python", "-m"] and words[2] in MODULES:
-    check_trainer(MODULES[words[2]], words[3:], folder)
-  elif words[:2] == ["python", "-m"] and words[2].startswith("maxtext."):
-    package = Folders.find({}).maxtext.parent
-    assert (package.parent / f"{words[2].replace('.', '/')}.py").is_file(), f"MaxText has no module {words[2]}"
-    check_keys(words[3:])
-  elif words[0] == ELLIPSIS:
-    check_keys(words[1:])
-  else:
-    raise AssertionError(f"nothing here can check {words[0]}: say it in prose, or teach this test")
+  command = Command.of(words)
+  match command.kind:
+    case "trainer":
+      check_trainer(command.name, command.arguments, folder)
+    case "tool":
+      check_tool(command.name, command.arguments)
+    case "ellipsis":
+      check_keys(command.arguments)
+    case "maxtext":
+      package = Folders.find({}).maxtext.parent
+      assert (package.parent / f"{command.name.replace('.', '/')}.py").is_file(), f"MaxText has no {command.name}"
+      check_keys(command.arguments)
+    case "make":
+      targets = re.findall(r"^([a-z0-9-]+):.*##", (REPOSITORY / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+      named = {word for word in command.arguments if not re.match(r"[A-Z_]+=", word)}
+      assert named <= set(targets), f"no such target: {words}"
+    case "script":
+      script = (REPOSITORY / command.name).resolve()
+      assert script.is_file(), f"no such script: {command.name}"
+      assert os.access(script, os.X_OK), f"{command.name} can't be run"
+      check_keys(command.arguments)
 
 
 @pytest.mark.usefixtures("parsing_only")
