@@ -174,7 +174,7 @@ def global_array(
   shape = (*values.shape[:axis], rows, *values.shape[axis + 1 :])
 
   def part(index: tuple[slice, ...] | None) -> np.ndarray:
-    assert index is not None  # Only for arrays without an axis.
+    assert index is not None  # JAX's annotation alone allows it.
     start, stop, _ = index[axis].indices(rows)
     # Of one device's rows all are held, one after the other.
     first = start if held is None else held.index(start)
