@@ -101,6 +101,7 @@ def test_round_trip_restores_every_bit(tmp_path: Path, model_name: str, adapter:
   toys.assert_same_leaves(toys.leaves(model, optimizer), before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer_name", toys.OPTIMIZERS)
 def test_wrappers_and_adapter_leave_no_trace_on_disk(tmp_path: Path, optimizer_name: str):
   """Every wrapping of the same model and optimizer writes the same paths as the bare one."""

@@ -261,6 +261,7 @@ def test_instruct_models_share_the_base_models_file(load):
   assert load("", "model_name=llama3.1-8b-Instruct").sources["base_emb_dim"] == "maxtext model llama3.1-8b.yml"
 
 
+@pytest.mark.slow
 def test_every_model_file_of_maxtext_loads(load):
   names = Schema.load().keys["model_name"].spec["enum"]
   unsupported = ("is not supported", "are not supported", "MaxText ships no")

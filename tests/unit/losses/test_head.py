@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ import pytest
 from maxtext_posttrain.losses.head import logit_outputs, nll_sum, token_outputs
 
 ROWS, COLUMNS, EMB, VOCAB = 3, 13, 8, 50
-CHUNKS = (1, 4, 5, 13)
+CHUNKS = (1, 4, 13)
 
 
 def example() -> tuple[Any, ...]:
@@ -54,7 +55,8 @@ def test_outputs_by_formula(chunk: int):
   weights, hidden, targets, mask = example()
   targets[0] = np.asarray(project(weights, hidden)).argmax(-1)[0]
   arguments = map(jnp.asarray, (hidden, targets, mask))
-  outputs = token_outputs(project, weights, *arguments, chunk=chunk, with_correct=True, with_entropy=True)
+  compiled = jax.jit(functools.partial(token_outputs, project, chunk=chunk, with_correct=True, with_entropy=True))
+  outputs = compiled(weights, *arguments)
   for have, want in zip(outputs, float64_outputs(weights, hidden, targets), strict=True):
     np.testing.assert_allclose(have, np.where(mask, want, 0), rtol=1e-5, atol=1e-5)
   assert outputs.correct.any()
@@ -72,7 +74,7 @@ def test_gradients_equal_those_of_the_head_at_once(chunk: int):
   def at_once(weights: Any, hidden: jax.Array) -> jax.Array:
     return mixed_loss(logit_outputs(project(weights, hidden), targets), mask)
 
-  have, want = (jax.value_and_grad(loss, argnums=(0, 1))(weights, hidden) for loss in (chunked, at_once))
+  have, want = (jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))(weights, hidden) for loss in (chunked, at_once))
   jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5), have, want)
 
 
@@ -91,7 +93,7 @@ def test_nll_sum_and_its_gradients(chunk: int, z_loss_multiplier: float):
     log_probs, log_z, *_ = logit_outputs(project(weights, hidden), targets)
     return 3.0 * jnp.sum(jnp.where(mask, z_loss_multiplier * log_z**2 - log_probs, 0.0))
 
-  have, want = (jax.value_and_grad(loss, argnums=(0, 1))(weights, hidden) for loss in (chunked, at_once))
+  have, want = (jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))(weights, hidden) for loss in (chunked, at_once))
   jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5), have, want)
   np.testing.assert_allclose(chunked(weights, hidden), want[0], rtol=1e-5)
 
@@ -135,7 +137,7 @@ def test_nothing_trained_is_zero_with_zero_gradient():
   def loss(weights: Any, hidden: jax.Array) -> jax.Array:
     return nll_sum(project, weights, hidden, *arguments, chunk=4)
 
-  value, gradients = jax.value_and_grad(loss, argnums=(0, 1))(weights, hidden)
+  value, gradients = jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))(weights, hidden)
   assert float(value) == 0.0
   assert not any(np.any(leaf) for leaf in jax.tree.leaves(gradients))
 

@@ -57,7 +57,7 @@ def test_chunks_give_what_the_whole_head_gives(chunk: int):
     return 3.0 * part(project(weights, hidden), {"teacher": data["teacher"]}, jnp.asarray(data["mask"]))[0]
 
   arguments = (jnp.asarray(data["weights"]), jnp.asarray(data["hidden"]))
-  value, gradients = jax.value_and_grad(whole, argnums=(0, 1))(*arguments)
+  value, gradients = jax.jit(jax.value_and_grad(whole, argnums=(0, 1)))(*arguments)
   have, more, have_gradients = by_chunks(data, chunk)
   np.testing.assert_allclose(have, value, rtol=1e-6)
   assert float(more["positions"]) == data["mask"].sum()

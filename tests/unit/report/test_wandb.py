@@ -65,6 +65,7 @@ def _history_and_runs(folder: Path) -> tuple[list[dict[str, str]], list[Any]]:
   return history, runs
 
 
+@pytest.mark.slow
 def test_metrics_are_in_its_file(offline: Path):
   # Its own process writes the files, and may still be at it when a run has been closed.
   deadline = time.monotonic() + 30
@@ -83,6 +84,7 @@ def test_metrics_are_in_its_file(offline: Path):
   assert (runs[0].project, runs[0].display_name) == ("tests", "r")
 
 
+@pytest.mark.slow
 def test_it_gathers_nothing_by_itself(offline: Path):
   held = b"".join(file.read_bytes() for file in offline.rglob("*.wandb"))
   assert b"lora_rank" in held

@@ -44,14 +44,19 @@ def choose(logits: np.ndarray, draws: np.ndarray, temperature: float, top_k: int
   return np.asarray(compiled()(np.asarray(logits, np.float32), np.asarray(draws, np.float32), *arguments))
 
 
+@functools.cache
+def uniform_draws() -> np.ndarray:
+  made = jax.jit(lambda *numbers: sampling.uniforms(sampling.sequence_keys(*numbers), 1)[0])
+  return np.asarray(made(jnp.array([0, 7], jnp.uint32), jnp.arange(SAMPLES), jnp.zeros(SAMPLES, jnp.int32)))
+
+
 @pytest.mark.parametrize(
   ("temperature", "top_k", "top_p"),
   [(1.0, 0, 1.0), (0.7, 0, 1.0), (1.0, 20, 1.0), (1.0, 0, 0.8), (1.3, 50, 0.9), (1.0, VOCAB + 5, 1.0), (2.0, 1, 0.5)],
 )
 def test_samples_follow_the_distribution(temperature: float, top_k: int, top_p: float):
   logits = np.random.default_rng(1).normal(size=VOCAB, scale=2.0)
-  keys = sampling.sequence_keys(jnp.array([0, 7], jnp.uint32), jnp.arange(SAMPLES), jnp.zeros(SAMPLES, jnp.int32))
-  draws = np.asarray(sampling.uniforms(keys, 1)[0])
+  draws = uniform_draws()
   tokens = choose(np.broadcast_to(logits, (SAMPLES, VOCAB)), draws, temperature, top_k, top_p)
   counts = np.bincount(tokens, minlength=VOCAB)
   expected = distribution(logits, temperature, top_k, top_p) * SAMPLES
@@ -93,7 +98,8 @@ def test_tokens_without_weight_are_never_drawn(draw: float):
 def test_draws_depend_on_seed_prompt_sample_and_step_alone():
   def draws(seed: int, prompts: list[int], samples: list[int], steps: int) -> np.ndarray:
     words = jnp.asarray(sampling.request_key(seed))
-    return np.asarray(sampling.uniforms(sampling.sequence_keys(words, jnp.array(prompts), jnp.array(samples)), steps))
+    made = jax.jit(lambda *numbers: sampling.uniforms(sampling.sequence_keys(*numbers), steps))
+    return np.asarray(made(words, jnp.array(prompts), jnp.array(samples)))
 
   many = draws(5, [0, 1, 2, 2], [0, 0, 0, 1], 8)
   np.testing.assert_array_equal(draws(5, [2], [1], 3)[:, 0], many[:3, 3])
