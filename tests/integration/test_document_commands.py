@@ -323,6 +323,8 @@ def pretrain(commands: Sequence[Command], folder: Path) -> None:
   for number, other in enumerate(others):
     keys = dict(word.split("=", 1) for word in other.arguments)
     ways.append(with_keys(first.arguments, keys | {"run_name": keys["run_name"].format(number)}))
+  # As the page says, pre-training takes absolute paths alone.
+  ways = [[re.sub(r"=(?=runs\b)", f"={Path.cwd()}/", word) for word in way] for way in ways]
   argvs = [with_keys(made_small(way), {"steps": str(STEPS + 2)}) for way in ways]
   for way, result in zip(ways, runs.pretraining(argvs, folder), strict=True):
     assert result["error"] is None, f"{way}\n{result['error']}"
