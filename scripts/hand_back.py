@@ -66,7 +66,7 @@ def main() -> int:
       "num_epoch": 100,
     },
   )
-  print(f"\npre-training resumes the run {config.run_name} at step {step}: python -m {PRETRAINING_MODULE} base.yml ...")
+  print(f"\npre-training resumes the run {config.run_name} at step {step}: python -m {PRETRAINING_MODULE} ...")
   environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
   process = subprocess.run(
     command,
