@@ -242,9 +242,12 @@ class Made:
 
   def _quickstart(self) -> None:
     """Each line that `make quickstart` would run."""
+    # `make test` may have started this: make below make says more.
+    outside = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
     lines = subprocess.run(
       ["make", "-n", "-o", ".venv/.installed", "quickstart", "PYTHON=python"],
       cwd=REPOSITORY,
+      env=outside,
       capture_output=True,
       text=True,
       check=True,
