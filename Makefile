@@ -43,7 +43,7 @@ quickstart: $(STAMP) ## a chat SFT of a tiny model, then real pre-training resum
 test: $(STAMP) ## every test, the slow ones included
 	$(PYTEST)
 
-test-fast: $(STAMP) ## the tests that take under two minutes together
+test-fast: $(STAMP) ## the quick tests, four minutes together
 	$(PYTEST) -m "not slow"
 
 test-vllm: $(VLLM_STAMP) ## the tests with real vLLM, by the interpreter that has it
