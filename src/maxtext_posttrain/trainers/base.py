@@ -9,7 +9,7 @@ import functools
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import numpy as np
@@ -40,7 +40,7 @@ from maxtext_posttrain.report.run_file import RunRecord
 from maxtext_posttrain.report.run_folder import run_directory
 from maxtext_posttrain.trainers import memory, plan
 from maxtext_posttrain.trainers.frozen import FrozenModels
-from maxtext_posttrain.trainers.loop import PostTrainer
+from maxtext_posttrain.trainers.loop import PostTrainer, Split
 from maxtext_posttrain.trainers.objective import Batch, LossContext, LossOutput, Objective, TrainBatches
 from maxtext_posttrain.trainers.record import leaving_report, wandb_loggers
 from maxtext_posttrain.trainers.signals import StopRequest
@@ -54,8 +54,6 @@ from maxtext_posttrain.trainers.train_step import (
 
 _ROWS = 1
 """The axis of an update's arrays along which its sequences lie."""
-
-Split = Literal["train", "eval"]
 
 
 def run(

@@ -30,7 +30,7 @@ from maxtext_posttrain.checkpointing.names import ACTOR
 from maxtext_posttrain.config import Config
 from maxtext_posttrain.data import BATCH_KEYS, BatchIterator, PreparedData
 from maxtext_posttrain.data import Batch as HostBatch
-from maxtext_posttrain.data.prompts import PromptDataset, RolloutShape, prepare_prompts, prompt_tokenizer
+from maxtext_posttrain.data.prompts import PromptDataset, prepare_prompts, prompt_tokenizer
 from maxtext_posttrain.errors import ConfigError
 from maxtext_posttrain.losses.grpo import (
   GrpoSettings,
@@ -159,10 +159,7 @@ class GRPO(Objective):
     """Those of one rollout, or of what `rollout_micro_batch_size` makes of it; another engine's are not counted."""
     if config.rollout_engine != "native":
       return 0
-    prompts = prompts_of(config, maxtext)
-    return config.rl.num_generations * (
-      prompts if config.rollout_micro_batch_size == -1 else config.rollout_micro_batch_size
-    )
+    return _rollout_size(config, prompts_of(config, maxtext))
 
   def batches(self, session: Session, rows: BatchIterator) -> RolloutBatches:
     """Rollouts of the prompts, with the live weights."""
@@ -174,7 +171,7 @@ class GRPO(Objective):
         f"rl.force_on_policy_ratio=true: is for one update a rollout, and batch_size={config.batch_size} makes"
         f" {updates}; leave one of them out"
       )
-    self._players = Players(session, max_completions=_rollout_size(config, dataset.shape))
+    self._players = Players(session, max_completions=_rollout_size(config, dataset.shape.prompts))
     return RolloutBatches(
       rows,
       dataset.shape,
@@ -230,10 +227,10 @@ def old_from_current(config: Config, updates: int) -> bool:
   return config.rl.force_on_policy_ratio or (not config.rl.use_rollout_logps and updates == 1)
 
 
-def _rollout_size(config: Config, shape: RolloutShape) -> int:
-  """Completions written at once."""
-  prompts = shape.prompts if config.rollout_micro_batch_size == -1 else config.rollout_micro_batch_size
-  return prompts * shape.generations
+def _rollout_size(config: Config, prompts: int) -> int:
+  """Completions written at once, of a rollout of so many prompts."""
+  at_once = prompts if config.rollout_micro_batch_size == -1 else config.rollout_micro_batch_size
+  return at_once * config.rl.num_generations
 
 
 class Players:

@@ -26,7 +26,8 @@ from maxtext_posttrain.trainers.objective import Objective
 from maxtext_posttrain.trainers.train_step import CompiledSteps, FrozenStates
 
 EvalBatches = Iterable[dict[str, np.ndarray]] | Callable[[], dict[str, float]]
-PlaceBatch = Callable[[Mapping[str, np.ndarray], Literal["train", "eval"]], dict[str, jax.Array]]
+Split = Literal["train", "eval"]
+PlaceBatch = Callable[[Mapping[str, np.ndarray], Split], dict[str, jax.Array]]
 
 
 class _EndOfDataError(Exception):
